@@ -78,7 +78,7 @@ from ringcoll.training import (
 from ringcoll.transport import Faults, Hub, catalogue, costs_of, gloo
 from ringcoll.transport.base import meet
 from ringcoll.transport.shared import transport as shared
-from ringcoll.transport.shared.memory_layout import SharedLayout
+from ringcoll.transport.shared.memory import SharedLayout
 from ringcoll.watch import Lives, Monitor, Process, Running, read_record, related, report
 from tests.cases.effort import effort
 from tests.cases.malformed import documents, words
@@ -530,7 +530,7 @@ SHARED = {"pid": 1, "descriptor": 3, "device": 1, "inode": 5, "nbytes": 4096, "s
 @effort(100)
 @given(documents(SHARED))
 def test_what_ranks_of_a_host_tell_each_other(text: str) -> None:
-    told = outcome(TransportError, as_fields, "here/1", text, shared._TOLD)
+    told = outcome(TransportError, as_fields, "here/1", text, shared._ABOUT)
     if isinstance(told, TransportError):
         return
     assert told.keys() == SHARED.keys()
@@ -548,7 +548,7 @@ def test_what_ranks_of_a_host_tell_each_other(text: str) -> None:
 @effort(100)
 @given(documents([["127.0.0.1", 4000], ["::1", 1]]))
 def test_addresses(text: str) -> None:
-    addresses = outcome(TransportError, gloo._told, store_with("address/1", text), 1)
+    addresses = outcome(TransportError, gloo._addresses_of, store_with("address/1", text), 1)
     if isinstance(addresses, list):
         for address in addresses:
             assert list(map(type, address)) in ([str, int], [str, bool])

@@ -38,7 +38,7 @@ from ringcoll.launch import Ranks, mpiexec
 from ringcoll.launch.processes import _context
 from ringcoll.machine import Lines, Tuned, replace_file, served, tuning
 from ringcoll.resilient import Membership, packed, unpacked
-from ringcoll.transport import SharedMemory, catalogue, costs_of, gloo, ucx_library
+from ringcoll.transport import SharedMemory, catalogue, costs_of, gloo, ucx
 from ringcoll.transport.shared.memory import identity
 from ringcoll.watch import Lives, Monitor, announce
 from ringcoll.watch.flight_recorder import save
@@ -58,8 +58,8 @@ ELEMENT = 12345678
 # be judged, and the page to be written again. ``*`` stands for any letters.
 ONLY = {
     # pickle and its kin; `multiprocessing` pickles what passes through its connections
-    "pickle": {"launch/pickles", "testing/pool", "testing/outcome", "testing/on_ranks"},
-    "cloudpickle": {"launch/pickles"},
+    "pickle": {"launch/processes", "testing/pool", "testing/outcome", "testing/on_ranks"},
+    "cloudpickle": {"launch/processes"},
     "multiprocessing": {"launch/processes"},
     "dist.*_object": {"bench/measure", "cli/measuring"},
     "torch.load": {"resilient/state"},
@@ -77,7 +77,7 @@ ONLY = {
     "subprocess": {"cli/doctor", "cli/programs", "launch/mpiexec"},
     "socket": {
         *("machine/stores", "launch/mpi_ranks", "transport/gloo", "resilient/membership"),
-        *("bench/environment", "launch/adopted"),  # the host's name; a free port
+        *("bench/environment", "launch/mpiexec"),  # the host's name; a free port
         *("watch/answers", "machine/lines", "machine/mailbox"),
         "machine/facts",  # the way to another host, on which nothing is sent
     },
@@ -299,9 +299,9 @@ def test_the_interface_of_the_users_own_messages(monkeypatch: pytest.MonkeyPatch
 
 def test_the_interfaces_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(UCXContext=lambda options, _: options, Feature=mock.MagicMock())
-    monkeypatch.setattr(ucx_library, "core", lambda: library)
+    monkeypatch.setattr(ucx, "core", lambda: library)
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
-    context = partial(ucx_library.context_of.__wrapped__, torch.device("cpu"))
+    context = partial(ucx.context_of.__wrapped__, torch.device("cpu"))
     assert context(True)["NET_DEVICES"] == "lo"
     # With CMA, UCX ends the process when a peer dies in a copy; with files, a killed process leaves them.
     assert context(True)["TLS"] == "^cma,posix"

@@ -1,12 +1,10 @@
-"""Ways to start ranks: as threads, as processes of this machine, by ``mpiexec``; and ranks that are there.
+"""Ways to start ranks: as threads, as processes of this machine, by ``mpiexec``.
 
 ===========  ==========================================================
 `threads`    ranks that are threads of this process
-`processes`  a pool of processes that run functions
-`pickles`    what travels to them and back
+`processes`  a pool of processes that run functions, and what travels to them and back
 `mpi_ranks`  groups of the ranks of an MPI program
-`mpiexec`    MPI programs, started and watched
-`adopted`    ranks that ``mpiexec`` or ``srun`` has started
+`mpiexec`    MPI programs, started and watched; and ranks that a launcher has started
 ===========  ==========================================================
 """
 

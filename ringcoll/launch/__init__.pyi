@@ -1,12 +1,12 @@
 from . import mpiexec as mpiexec
-from .adopted import adopt_ranks as adopt_ranks
 from .mpi_ranks import MpiGroup as MpiGroup
 from .mpi_ranks import mpi_group as mpi_group
-from .pickles import by_value as by_value
-from .pickles import pickled as pickled
+from .mpiexec import adopt_ranks as adopt_ranks
 from .processes import PRELOADED as PRELOADED
 from .processes import RankError as RankError
 from .processes import Ranks as Ranks
+from .processes import by_value as by_value
+from .processes import pickled as pickled
 from .processes import rendezvous as rendezvous
 from .processes import report as report
 from .processes import reports_to as reports_to

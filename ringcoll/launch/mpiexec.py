@@ -1,21 +1,29 @@
-"""Start MPI programs on this host, and never leave a program behind.
+"""MPI programs that ``mpiexec`` starts on this host, and ranks that a launcher has started already.
 
 Problem: each MPI library brings an ``mpiexec`` of its own, with options of its own. Both Open MPI
-and MPICH also read variables of the environment. So the same command line does for both
-libraries, and the environment has the rest: any number of ranks on any number of cores, by any
-user, with shared memory and the loopback interface for messages.
+and MPICH also read variables of the environment. So the same command line does for both libraries,
+and the environment has the rest: any number of ranks on any number of cores, by any user, with
+shared memory and the loopback interface for messages. No program is left behind.
+
+Ranks that ``mpiexec`` or ``srun`` has started are adopted: torch.distributed finds them in the
+variables of ``torchrun``. Where rank 0 is and on which port it listens, ``MASTER_ADDR`` and
+``MASTER_PORT`` say if they are set. Otherwise the ranks of ``mpiexec`` ask MPI, and those of Slurm
+take the step's first node, and a port that follows from the numbers of the job and the step.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringcoll.errors import RingcollError
+from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.transport import mpi_library
 
 _GRACE_S = 10.0  # between asking mpiexec to end its ranks and killing it
 
@@ -30,6 +38,15 @@ _ON_THIS_HOST = {
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Number of ranks, rank, rank on this host; srun may set the first two of PMI, too, not the third.
+_STARTED = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+)
+_NODES = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+_PORTS = 15_000, 10_000  # the first one of jobs, and how many there are
+_STEP = 101  # ports from one step of a job to the next
 
 
 class MpiexecError(RingcollError, RuntimeError):
@@ -60,7 +77,7 @@ def run(
     timeout_s: float,
     variables: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program on k ranks of this host.
+    """Run a program on k ranks of this host; return its standard output.
 
     Parameters
     ----------
@@ -74,11 +91,6 @@ def run(
         Time limit in seconds; then all ranks are ended.
     variables
         Variables of the environment, beside the variables of this process.
-
-    Returns
-    -------
-    str
-        The standard output of the program.
 
     Raises
     ------
@@ -122,3 +134,67 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return process.communicate()
+
+
+def adopt_ranks() -> bool:
+    """Whether this process is one of several ranks that a launcher has started.
+
+    If it is, ``RANK`` and the like are set.
+
+    Raises
+    ------
+    ArgumentError
+        A variable of the launcher is missing, or is no number of a rank.
+    MissingExtraError, TransportError
+        ``MASTER_ADDR`` is not set, and MPI cannot be asked.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return True
+    started = (
+        row for row in _STARTED if os.environ.get(row[0], "1") != "1" and row[2] in os.environ
+    )
+    names = next(started, None)
+    if names is None:
+        return False
+    size, rank, local_rank = map(_number, names)
+    if rank >= size:
+        raise ArgumentError("no rank", argument=names[1], expected=f"below {size}", got=rank)
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        address, port = _place_in_slurm() if names[0].startswith("SLURM") else _place_by_mpi()
+        os.environ.setdefault("MASTER_ADDR", address)
+        os.environ.setdefault("MASTER_PORT", str(port))
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local_rank)}
+    return True
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentError(
+            "a launcher has set no number", argument=name, expected="0 or more", got=repr(text)
+        )
+    return int(text)
+
+
+def _place_by_mpi() -> tuple[str, int]:
+    library = mpi_library()
+    comm = library.COMM_WORLD
+    here = comm.Split_type(library.COMM_TYPE_SHARED)
+    is_one_host = here.Get_size() == comm.Get_size()
+    here.Free()
+    with socket.socket() as free:
+        free.bind(("", 0))
+        place = "127.0.0.1" if is_one_host else socket.getfqdn(), free.getsockname()[1]
+    address, port = comm.bcast(place, root=0)
+    return address, port
+
+
+def _place_in_slurm() -> tuple[str, int]:
+    """``node[03-04,7]`` begins with ``node03``; steps of a job have ports of their own."""
+    nodes = next((os.environ[name] for name in _NODES if name in os.environ), "")
+    first = re.sub(r"\[(\w+)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])
+    if not (first or "MASTER_ADDR" in os.environ):
+        raise ArgumentError("Slurm names no node: set MASTER_ADDR", argument=_NODES[0])
+    begin, number = _PORTS
+    step = _number("SLURM_STEP_ID") if "SLURM_STEP_ID" in os.environ else 0
+    return first, begin + (_number("SLURM_JOB_ID") + _STEP * step) % number

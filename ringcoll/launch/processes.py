@@ -1,19 +1,25 @@
 """Real processes on this machine: a pool of ranks that runs functions.
 
-Problem: start k ranks once, run many functions on them, and never leave a rank behind.
-The parent holds the store at which the ranks meet, so the store outlives all ranks;
-it listens on a free port of the loopback interface, and nothing leaves the machine.
+Problem: start k ranks once, run many functions on them, and never leave a rank behind. The parent
+holds the store at which the ranks meet, so the store outlives all ranks; it listens on a free port
+of the loopback interface, and nothing leaves the machine.
 
 Ctrl-C reaches the parent only, which then ends the ranks.
+
+Calls and values travel to ranks and back pickled with the tensors that they hold. Tensors of all
+dtypes do so but torch's integers of 1 to 7 bits, which it does not pickle.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import errno
 import functools
+import io
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -24,14 +30,13 @@ from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from types import TracebackType
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.launch.pickles import by_value
 from ringcoll.machine import cores, free_bytes, seconds_of, served, whole
 
 PRELOADED = ["ringcoll.launch.processes", "ringcoll.backend.process_group"]
@@ -43,6 +48,78 @@ import at their first step, takes a second of each rank's time.
 _REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
 _LOOK_S = 1.0  # between looks at interrupts that came just before a wait, which do not end it
 _GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
+_MOST_PROCESSES = 1 << 10
+_PROCESS_NBYTES = 16 << 20  # of a rank's own memory: 6 MiB at its start, and that of its groups
+_LACKING = {
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "file descriptors"),
+    errno.ENOMEM: "memory",
+    **dict.fromkeys((errno.EAGAIN, errno.EPIPE, errno.ECONNRESET), "processes"),
+}
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = copyreg.dispatch_table
+
+
+def pickled(value: object, pickler: Any = _Pickler) -> bytes:
+    """Write a value for ``pickle.loads``, which shares no memory with the value.
+
+    What torch 2.13 itself pickles of tensors of newer dtypes (uint16, float8) cannot be read back.
+
+    Parameters
+    ----------
+    value
+        Any value that can be pickled; it may hold tensors.
+    pickler
+        A class such as cloudpickle's ``Pickler``, for what only that can pickle.
+    """
+    table = {**pickler.dispatch_table, torch.UntypedStorage: _reduced}
+    written = io.BytesIO()
+    # A pickler looks its table up in its class.
+    type("Pickler", (pickler,), {"dispatch_table": table})(written).dump(value)
+    return written.getvalue()
+
+
+def _reduced(storage: torch.UntypedStorage) -> tuple[object, ...]:
+    data = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return _storage, (data.cpu().numpy().tobytes(), storage.device)
+
+
+def _storage(data: bytes, device: torch.device) -> Any:
+    memory = torch.empty(len(data), dtype=torch.uint8, device=device).untyped_storage()
+    if data:
+        memory.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage())
+    typed: Any = torch.TypedStorage
+    return typed(wrap_storage=memory, dtype=torch.uint8, _internal=True)  # for torch's functions
+
+
+def by_value(function: Callable[..., Any], call: object) -> bytes | None:
+    """Write ``call`` as bytes if the ranks cannot import its function; otherwise ``None``.
+
+    Ranks import the file of ``__main__``. A notebook has no such file: the definitions of its cells
+    have to travel with the call.
+    """
+    cause = None
+    try:
+        pickle.dumps(function)
+        if Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
+            return None
+    except (AttributeError, TypeError, pickle.PicklingError) as error:  # a lambda, for example
+        cause = error
+    try:
+        import cloudpickle
+    except ImportError:
+        named: Any = function if hasattr(function, "__qualname__") else type(function)
+        if cause is None and named.__module__ != "__main__":
+            return None
+        raise ArgumentError(
+            "the ranks cannot import the function; put it into a module, or install "
+            "cloudpickle: pip install 'ringcoll[notebooks]'",
+            argument="function",
+            expected="a function of a module",
+            got=f"{named.__module__}.{named.__qualname__}",
+        ) from cause
+    return pickled(call, cloudpickle.Pickler)
 
 
 class RankError(RingcollError, RuntimeError):
@@ -53,9 +130,8 @@ class RankError(RingcollError, RuntimeError):
     """
 
     def __init__(self, rank: int, failures: dict[int, tuple[str, str]], details: str) -> None:
-        self.rank, self.failures = rank, failures
+        self.rank, self.failures, self.details = rank, failures, details
         self.kind, text = failures[rank]
-        self.details = details
         super().__init__(f"rank {rank} raised {self.kind}: {text}")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -85,14 +161,10 @@ _meeting: list[tuple[dist.Store, int, int]] = []  # in a rank's process: store, 
 
 
 def rendezvous() -> tuple[dist.Store, int, int]:
-    """The store at which the ranks meet; for a function that runs on a rank.
+    """The store at which the ranks meet, this rank, and their number, for ``init_process_group``.
 
-    Returns
-    -------
-    tuple
-        The store, this rank, and the number of ranks, for ``init_process_group``.
-        A default group uses the same store, so another group needs a
-        ``torch.distributed.PrefixStore`` of the store.
+    It is for a function that runs on a rank. A default group uses the same store, so another group
+    needs a ``torch.distributed.PrefixStore`` of the store.
 
     Raises
     ------
@@ -135,16 +207,6 @@ def _interrupts_held() -> Iterator[None]:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_MOST_PROCESSES = 1 << 10
-_LACKING = {
-    errno.EMFILE: "file descriptors",
-    errno.ENFILE: "file descriptors",
-    errno.ENOMEM: "memory",
-    **dict.fromkeys((errno.EAGAIN, errno.EPIPE, errno.ECONNRESET), "processes"),
-}
-_PROCESS_NBYTES = 16 << 20  # of a rank's own memory: 6 MiB at its start, and that of its groups
 
 
 class Ranks:
@@ -202,14 +264,13 @@ class Ranks:
                 scarce if most < _MOST_PROCESSES else few, argument="world_size",
                 expected=f"at most {most}", got=ranks,
             )  # fmt: skip
-        world_size = ranks
-        self.world_size, self.timeout_s = world_size, timeout_s
+        self.world_size, self.timeout_s = ranks, timeout_s
         self._outlives_errors = outlives_errors
-        threads = threads or max(1, cores() // world_size)
+        threads = threads or max(1, cores() // ranks)
         self._store = served()
 
         def arguments(rank: int, connection: Connection) -> tuple[object, ...]:
-            meeting = (self._store.port, rank, world_size, timeout_s)
+            meeting = (self._store.port, rank, ranks, timeout_s)
             return meeting, backend, threads, connection, dict(os.environ)
 
         try:
@@ -257,7 +318,7 @@ class Ranks:
         on_report: Callable[[Any], object] | None = None,
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """Call a function on all ranks.
+        """Call a function on all ranks; return the value of each rank.
 
         Parameters
         ----------
@@ -268,11 +329,6 @@ class Ranks:
             Called with each item of `report`.
         timeout_s
             Time limit in seconds; by default the pool's.
-
-        Returns
-        -------
-        list
-            Return value of the function on each rank.
 
         Raises
         ------
@@ -369,12 +425,7 @@ class Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -395,7 +446,7 @@ def _context() -> Any:
 
 
 def _end_with_program() -> None:
-    """End with the program that has made the pool; the server that forks its ranks lives as long as they."""
+    """End with the program that has made the pool; the forkserver lives as long as its ranks."""
     program = multiprocessing.parent_process()
     assert program is not None
     program.join()

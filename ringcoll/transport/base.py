@@ -1,21 +1,19 @@
 """A transport: point-to-point messages between the ranks of one group.
 
-A transport moves bytes between two ranks and knows nothing else: no collective,
-no operator, no schedule. Nothing above it knows which one is used.
+A transport moves bytes between two ranks and knows nothing else: no collective, no operator, no
+schedule. Nothing above it knows which one is used. A transport may be around another one, and
+change how its messages travel (`AroundTransport`).
 
-Tensors on a CUDA device
-------------------------
-They are carried in the order of the stream that is current on their device
+Tensors on a CUDA device are carried in the order of the stream that is current on their device
 (``torch.cuda.current_stream(device)``) in the thread that calls:
 
-- what was enqueued before `Transport.post` is done before the messages' memory is read or
-  written;
-- what is enqueued after `Transport.wait` has returned sees what was received, and may
-  overwrite what was sent.
+- what was enqueued before `Transport.post` is done before the messages' memory is read or written;
+- what is enqueued after `Transport.wait` has returned sees what was received, and may overwrite
+  what was sent.
 
 How a transport does that is its own business. If the host moves the messages (UCX, threads), the
-transport lets the stream run dry when it posts, with `settle`; `staged` copies on a stream
-of its own; NCCL enqueues the messages themselves.
+transport lets the stream run dry when it posts, with `settle`; `StagedTransport` copies on a
+stream of its own; NCCL enqueues the messages themselves.
 """
 
 from __future__ import annotations
@@ -52,18 +50,19 @@ class Message(NamedTuple):
 
 
 class Exchange(Protocol):
-    """A message of each rank to all others, bound as by `Transport.bind`, for as many runs as are needed."""
+    """A message of each rank to all others, bound like `Transport.bind` for any number of runs."""
 
     place: int
     """In which of two places the messages of the last run lie: 0 or 1, the same for all."""
 
     def __call__(self, mixed: int) -> list[Handle]:
         """Start the messages; see `Transport.bind`."""
-        ...
 
     def view(self, position: int, place: int) -> Tensor:
-        """The memory in which a lent receive of this position comes to a place; others may read it until the next but one."""
-        ...
+        """The memory in which a lent receive of this position comes to a place.
+
+        Others may read it until the next run but one.
+        """
 
 
 class NotYetError(Exception):
@@ -73,9 +72,9 @@ class NotYetError(Exception):
 class Transport(Protocol):
     """Point-to-point messages among the ranks of one group.
 
-    Messages between two ranks match by tag, and within a tag in the order in which
-    they are posted. A transport that ignores tags (``ordered``) matches by order
-    alone. Tensors stay in use from when they are posted until `wait` returns.
+    Messages between two ranks match by tag, and within a tag in the order in which they are
+    posted. A transport that ignores tags (``ordered``) matches by order alone. Tensors stay in use
+    from when they are posted until `wait` returns.
     """
 
     rank: int
@@ -91,8 +90,9 @@ class Transport(Protocol):
     """Whether `wait` heeds `until_s`."""
 
     until_s: float | None = None
-    """When `wait` gives up, as ``time.monotonic`` counts, with a `NotYetError` that harms nothing: the
-    message may be waited for again, in any thread. ``None``: only its time limit counts, which breaks the group."""
+    """When `wait` gives up, as ``time.monotonic`` counts, with a `NotYetError` that harms nothing:
+    the message may be waited for again, in any thread. ``None``: only its time limit counts, which
+    breaks the group."""
 
     shares_process: bool = False
     """Whether the ranks are threads of one process."""
@@ -101,16 +101,19 @@ class Transport(Protocol):
     """Bytes from which on a message can be lent: read where it lies, which saves a copy."""
 
     direct_from: int | None = None
-    """Bytes from which a message inside a host is read where it lies in its sender's memory; a shorter one is
-    copied twice. It may be set, as the quicker of the two depends on the machine. ``None``: there is one way."""
+    """Bytes from which a message inside a host is read where it lies in its sender's memory; a
+    shorter one is copied twice. It may be set, as the quicker of the two depends on the machine.
+    ``None``: there is one way."""
 
     slice_bytes: int | None = None
-    """Most bytes of the slices in which a transport moves long messages best, as they stay in caches on the way;
-    ``None`` if it makes no difference. A group measures of how many bytes they are, if they are quicker at all."""
+    """Most bytes of the slices in which a transport moves long messages best, as they stay in
+    caches on the way; ``None`` if it makes no difference. A group measures of how many bytes they
+    are, if they are quicker at all."""
 
     exchanges_to: int = 0
-    """Bytes up to which one message of each rank to all others has a way of its own: see `bind_exchange`. Alike on all
-    ranks after `connect`; a rank whose messages have to pass through another transport sets it to 0 before."""
+    """Bytes up to which one message of each rank to all others has a way of its own: see
+    `bind_exchange`. Alike on all ranks after `connect`; a rank whose messages have to pass through
+    another transport sets it to 0 before."""
 
     verifies: bool = False
     """Whether each message has its checksum beside it; the ranks compare it when they meet."""
@@ -131,27 +134,22 @@ class Transport(Protocol):
         TransportError
             The ranks could not be connected, or `abort` was called.
         """
-        ...
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
-        """Make messages ready, that may then be posted any number of times.
+        """Make messages ready; return a callable that starts them, any number of times.
 
-        Returns
-        -------
-        callable
-            Starts the messages, and returns a handle for each, receives first; ``None`` for one that is over. It takes
-            a number of 31 bits, which is mixed into their tags (exclusive or). A handle
-            keeps its message's tensor alive.
+        The callable takes a number of 31 bits, which is mixed into the tags (exclusive or), and
+        returns a handle for each message, receives first; ``None`` for one that is over. A handle
+        keeps its message's tensor alive.
         """
-        ...
 
     def bind_exchange(self, receives: Sequence[Message], send: Tensor, tag: int) -> Exchange:
         """Make a message ready that every rank sends to all others, each as many bytes as it likes.
 
-        All ranks take part in each run, in the same order, and none begins one before it has waited for all
-        receives of its last one, and has read what was lent to it.
+        All ranks take part in each run, in the same order, and none begins one before it has
+        waited for all receives of its last one, and has read what was lent to it.
         """
         raise TransportError(f"the transport {self.name} has no exchanges")
 
@@ -171,20 +169,19 @@ class Transport(Protocol):
         NotYetError
             It has not come by ``until_s``.
         """
-        ...
 
     def move(self) -> bool:
-        """Move messages on without waiting, as the rank waits elsewhere; return whether that is needed.
+        """Move messages on, as the rank waits elsewhere; return whether that is needed.
 
-        By default messages move by themselves.
+        It does not wait. By default messages move by themselves.
         """
         return False
 
     def is_over(self, handle: Handle) -> bool:
         """Whether a message has come, or was taken, although nobody has waited on the host.
 
-        It is asked only if `wait` orders the stream, and after `wait`; see `waits_on_host`. The thread
-        that asks is inside of `ringcoll.transport.streams.beside`.
+        It is asked only if `wait` orders the stream, and after `wait`; see `waits_on_host`. The
+        thread that asks is inside of `ringcoll.transport.streams.beside`.
         """
         return True
 
@@ -220,17 +217,57 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Wake everyone who waits, here and at the peers, with an error; for good."""
-        ...
 
     def close(self) -> None:
         """Release what the transport holds. Nothing may be in flight."""
-        ...
+
+
+def _of_below(name: str) -> Any:
+    """An attribute that is the one of the transport below, to read and to set."""
+    return property(
+        lambda around: getattr(around.below, name),
+        lambda around, value: setattr(around.below, name, value),
+        doc=f"See `Transport.{name}`; it is that of the transport below.",
+    )
+
+
+class AroundTransport(Transport):
+    """All that a subclass does not change is as in the transport ``below``, which moves bytes."""
+
+    def __init__(self, below: Transport) -> None:
+        self.below = below
+        self.rank, self.world_size, self.name = below.rank, below.world_size, below.name
+        self.ordered, self.waits_on_host = below.ordered, below.waits_on_host
+        self.shares_process, self.hosts = below.shares_process, below.hosts
+
+    # The innermost transport meets the others, and waits.
+    verifies = _of_below("verifies")
+    direct_from = _of_below("direct_from")
+    slice_bytes = _of_below("slice_bytes")
+    until_s = _of_below("until_s")
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect the transport below."""
+        self.below.connect(timeout_s)
+        self.hosts, self.name = self.below.hosts, self.below.name
+
+    def is_over(self, handle: Handle) -> bool:
+        """Whether a message of the transport below is over."""
+        return self.below.is_over(handle)
+
+    def abort(self) -> None:
+        """Abort the transport below."""
+        self.below.abort()
+
+    def close(self) -> None:
+        """Close the transport below."""
+        self.below.close()
 
 
 def devices_of(messages: Iterable[Message]) -> tuple[torch.device, ...]:
     """The CUDA devices whose memory the messages read or write; mostly zero or one device."""
     devices = (message.tensor.device for message in messages)
-    return tuple({device: None for device in devices if device.type == "cuda"})
+    return tuple(dict.fromkeys(device for device in devices if device.type == "cuda"))
 
 
 def bytes_at(address: int, nbytes: int) -> memoryview:
@@ -256,6 +293,23 @@ def late(rank: int, missing: Sequence[int], timeout_s: float) -> CollectiveTimeo
     )
 
 
+def await_peers(
+    store: dist.Store,
+    rank: int,
+    keys: Mapping[int, str],
+    deadline: float,
+    timeout_s: float,
+    given_up: Callable[[], bool],
+    last_key: str = "",
+) -> None:
+    """Wait until the store has the key of each peer, or the last key, which follows all of them."""
+    if not appears(store, [last_key] if last_key else [*keys.values()], deadline, given_up):
+        if given_up():
+            raise PeerLostError(f"rank {rank} gave up meeting the others")
+        missing = [peer for peer, key in keys.items() if not store.check([key])]
+        raise late(rank, missing, timeout_s)
+
+
 def told_by(
     store: dist.Store,
     name: str,
@@ -278,35 +332,20 @@ def told_by(
     TransportError
         A text is not JSON; or it has other fields than ``kinds``, which gives the type of each.
     """
+    keys = {peer: f"{name}/{peer}" for peer in peers}
     deadline = (time.monotonic() if since_s is None else since_s) + timeout_s
-    keys = [f"{name}/{peer}" for peer in peers]
-    if not appears(store, keys, deadline, given_up):
-        if given_up():
-            raise PeerLostError(f"rank {rank} gave up meeting the others")
-        missing = [peer for peer, key in zip(peers, keys, strict=True) if not store.check([key])]
-        raise late(rank, missing, timeout_s)
-    texts = zip(peers, keys, read_all(store, keys), strict=True)
+    await_peers(store, rank, keys, deadline, timeout_s, given_up)
+    texts = zip(keys.items(), read_all(store, [*keys.values()]), strict=True)
     return {
         peer: as_json(key, text) if kinds is None else as_fields(key, text, kinds)
-        for peer, key, text in texts
+        for (peer, key), text in texts
     }
 
 
 def meet(
     store: dist.Store, transport: Transport, timeout_s: float, given_up: Callable[[], bool]
 ) -> tuple[int, ...]:
-    """The host number of every rank; see `meet_telling`."""
-    return meet_telling(store, transport, timeout_s, given_up, "")[0]
-
-
-def meet_telling(
-    store: dist.Store,
-    transport: Transport,
-    timeout_s: float,
-    given_up: Callable[[], bool],
-    about: str,
-) -> tuple[tuple[int, ...], list[str]]:
-    """Wait until every rank has come with the same transport and version.
+    """Wait for every rank, with the same transport and version; return their host numbers.
 
     Parameters
     ----------
@@ -319,15 +358,6 @@ def meet_telling(
         Time limit in seconds.
     given_up
         Function that says whether the wait is in vain.
-    about
-        Text that the transport tells of this rank besides.
-
-    Returns
-    -------
-    hosts : tuple of int
-        The host number of every rank; see `hosts_of`.
-    abouts : list of str
-        What every rank has told besides, as text.
 
     Raises
     ------
@@ -338,26 +368,34 @@ def meet_telling(
     PeerLostError
         ``given_up`` has returned ``True``.
     """
+    return meet_telling(store, transport, timeout_s, given_up, "")[0]
+
+
+def meet_telling(
+    store: dist.Store,
+    transport: Transport,
+    timeout_s: float,
+    given_up: Callable[[], bool],
+    about: str,
+) -> tuple[tuple[int, ...], list[str]]:
+    """As `meet`, with a text about each rank, which the others get, too."""
     rank, world_size = transport.rank, transport.world_size
-    keys = [f"here/{peer}" for peer in range(world_size)]
+    keys = {peer: f"here/{peer}" for peer in range(world_size)}
     how = " with verify_messages" if transport.verifies else ""
     own = f"transport {transport.name}{how} of ringcoll {__version__}"
     store.set(keys[rank], f"{own}\n{place()}\n{about}")
-    if not appears(store, keys, time.monotonic() + timeout_s, given_up):
-        if given_up():
-            raise PeerLostError(f"rank {rank} gave up meeting the others")
-        missing = [peer for peer in range(world_size) if not store.check([keys[peer]])]
-        raise late(rank, missing, timeout_s)
+    await_peers(store, rank, keys, time.monotonic() + timeout_s, timeout_s, given_up)
     places, abouts = [], []
-    for peer, text in enumerate(read_all(store, keys)):
+    for peer, text in enumerate(read_all(store, [*keys.values()])):
         other, where, about = [*text.split("\n", 2), "", ""][:3]
         if other != own:
             lacking = catalogue.lacking("".join(other.split()[1:2]))
             raise TransportError(
                 f"rank {rank} came with {own}, rank {peer} with {other}; all ranks need the same. "
                 + (f"Rank {rank} cannot: {lacking}. " if lacking else "")
-                + "`ringcoll doctor` says, where a rank runs, what it lacks, and RINGCOLL_TRANSPORT=gloo "
-                "(RINGCOLL_CUDA_TRANSPORT for CUDA tensors), on all ranks, needs nothing"
+                + "`ringcoll doctor` says, where a rank runs, what it lacks, and "
+                "RINGCOLL_TRANSPORT=gloo (RINGCOLL_CUDA_TRANSPORT for CUDA tensors), on all ranks, "
+                "needs nothing"
             )
         places.append(where)
         abouts.append(about)

@@ -1,12 +1,12 @@
 """The catalogue of transports: one entry each; nothing else lists them.
 
 A transport is one file and one entry. The file has a function ``check()``, which raises
-`MissingExtraError` if the transport is not installed (`ArgumentError` if no extra installs it),
-and ``make(store, rank, world_size, device, timeout_s)``. It may have ``check_automatic()``, which raises
-`ArgumentError` if ``"auto"`` is not to stand for it on this machine; and ``check_device(device)``, which
-raises `ArgumentError` if the transport is installed, but cannot send a CUDA device's memory. Settings, `ringcoll.use`, choices of
-commands, messages about extras and the costs for when nothing was measured are read from the
-entry. The catalogue imports no torch.
+`MissingExtraError` if the transport is not installed (`ArgumentError` if no extra installs it), and
+``make(store, rank, world_size, device, timeout_s)``. It may have ``check_automatic()``, which
+raises `ArgumentError` if ``"auto"`` is not to stand for it on this machine; and
+``check_device(device)``, which raises `ArgumentError` if the transport is installed, but cannot
+send a CUDA device's memory. Settings, `ringcoll.use`, choices of commands, messages about extras
+and the costs for when nothing was measured are read from the entry. The catalogue imports no torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 from ringcoll.cost import LinkCosts
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.machine import TRANSPORT_VARIABLES, forced_transport
+
+_log = logging.getLogger("ringcoll")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +68,12 @@ class Entry:
         ArgumentError
             It is not, and no extra installs it.
         """
-        import_module(self.module).check()
+        self._function("check")()
 
     def check_automatic(self) -> None:
         """Make sure that ``"auto"`` may stand for the transport here; raises as `check`."""
         self.check()
-        getattr(import_module(self.module), "check_automatic", _accept)()
+        self._function("check_automatic", _accept)()
 
     def check_device(self, device: Any) -> None:
         """Make sure that the transport, which is installed, can send the memory of a device.
@@ -82,22 +84,21 @@ class Entry:
             The transport cannot do so in this process.
         """
         if device is not None and device.type == "cuda":
-            getattr(import_module(self.module), "check_device", _accept)(device)
+            self._function("check_device", _accept)(device)
 
     @property
     def remark(self) -> str:
         """The reason why the transport is slower here than it could be; empty if there is none."""
-        remark: Callable[[], str] = getattr(import_module(self.module), "remark", str)
-        return remark()
+        return str(self._function("remark", str)())
 
     @property
     def make(self) -> Callable[..., Any]:
         """Makes a transport, from (store, rank, world_size, device, timeout_s)."""
-        make: Callable[..., Any] = import_module(self.module).make
-        return make
+        return self._function("make")
 
-
-_log = logging.getLogger("ringcoll")
+    def _function(self, name: str, *default: Callable[..., Any]) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(import_module(self.module), name, *default)
+        return function
 
 
 def _accept(*device: Any) -> None:
@@ -246,22 +247,21 @@ def named(kind: str, asked: str | None, rank: int | None = None) -> str:
 def _automatic(kind: str, but: str = "", device: Any = None) -> str:
     unusable: list[tuple[str, RingcollError]] = []
     for entry in entries():
-        if entry.automatic and entry.carries(kind) and entry.name != but:
-            try:
-                entry.check_automatic()
-            except RingcollError as error:
-                _log.debug('"auto" does not stand for %s: %s', entry.name, error)
-                continue
-            try:
-                entry.check_device(device)
-            except RingcollError as error:  # it is installed: somebody may count on it
-                unusable.append((entry.name, error))
-                continue
-            for name, reason in unusable:
-                _log.warning(
-                    '"auto" stands for %s on %s, not %s: %s', entry.name, device, name, reason
-                )
-            return entry.name
+        if not entry.automatic or not entry.carries(kind) or entry.name == but:
+            continue
+        try:
+            entry.check_automatic()
+        except RingcollError as error:
+            _log.debug('"auto" does not stand for %s: %s', entry.name, error)
+            continue
+        try:
+            entry.check_device(device)
+        except RingcollError as error:  # it is installed: somebody may count on it
+            unusable.append((entry.name, error))
+            continue
+        for name, reason in unusable:
+            _log.warning('"auto" stands for %s on %s, not %s: %s', entry.name, device, name, reason)
+        return entry.name
     raise AssertionError("gloo is always there")
 
 

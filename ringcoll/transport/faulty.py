@@ -1,7 +1,7 @@
-"""Messages with faults on purpose, to test algorithms, programs and the library itself.
+"""Messages with faults on purpose, and the checksums that find them; each is around a transport.
 
-A transport around another transport: the sender draws a fault for each of its messages, or none, from a
-random generator of its own, so that a seed repeats a run.
+Faults test algorithms, programs and the library itself: the sender draws a fault for each of its
+messages, or none, from a random generator of its own, so that a seed repeats a run.
 
 =============  ===========================================================================
 ``delay``      the message is sent a while later
@@ -12,9 +12,19 @@ random generator of its own, so that a seed repeats a run.
 ``flip``       a random bit is sent inverted
 =============  ===========================================================================
 
-Messages to a peer under one tag stay in order, as transports promise. A rank sends what it has held back
-before it waits for anything. Messages by which ranks meet and agree, and those of a user's own, have no faults: their
-tags have nothing mixed in.
+Messages to a peer under one tag stay in order, as transports promise. A rank sends what it has held
+back before it waits for anything. Messages by which ranks meet and agree, and those of a user's
+own, have no faults: their tags have nothing mixed in.
+
+The checksum of a message is its CRC-32, and travels beside it as a message of 8 bytes under a tag
+of its own, so that lengths fit whatever happens to either. The receiver computes the checksum again
+when both have come. The checksum begins with the number of the message among those of its tag from
+its sender. So a message that is lost, or comes twice, is found by the next one, also if its
+checksum is lost or comes twice, too.
+
+With checksums nothing is lent: what a receiver reads piece by piece in its peer's memory has no
+moment at which all of it is there to be verified. CUDA tensors are copied to the host to be
+verified.
 """
 
 from __future__ import annotations
@@ -23,18 +33,22 @@ import logging
 import math
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from random import Random
 
 import torch
+from torch import Tensor
 
-from ringcoll.errors import ArgumentError
-from ringcoll.transport.around import AroundTransport
-from ringcoll.transport.base import Handle, Message, Transport
+from ringcoll.errors import ArgumentError, CorruptMessageError
+from ringcoll.machine import settings
+from ringcoll.transport.base import AroundTransport, Handle, Message, Transport, bytes_at
 
 _KINDS = ("delay", "reorder", "drop", "duplicate", "truncate", "flip")
+_BESIDE = 0x2C9277B5  # mixed into the tags of checksums; any number of 31 bits
+_MOST_TAGS = 1 << 14  # whose messages are counted: far more than are in use at a time
 _log = logging.getLogger("ringcoll")
 
 
@@ -131,16 +145,12 @@ class Faults:
 class _Sending:
     """A send: held back until a moment, then with its handle below, and perhaps sent twice."""
 
-    __slots__ = ("due_s", "handle", "message", "twice")
+    __slots__ = ("due_s", "handle", "message", "place", "twice")
 
     def __init__(self, message: Message) -> None:
         self.message, self.due_s, self.twice = message, 0.0, False
+        self.place = message.peer, message.tag  # messages of the same place stay in order
         self.handle: Handle | None = None  # nothing is sent: nothing is waited for
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Messages of the same place stay in order."""
-        return self.message.peer, self.message.tag
 
 
 class FaultyTransport(AroundTransport):
@@ -227,3 +237,125 @@ class FaultyTransport(AroundTransport):
             if handle is None:
                 return
         self.below.wait(handle, timeout_s)
+
+
+def _next_number(counts: dict[tuple[int, int], int], message: Message, mixed: int) -> int:
+    """Number of a message of a peer and tag. Tags of operations do not come again."""
+    key = message.peer, message.tag ^ mixed
+    number = counts.pop(key, 0)
+    counts[key] = number + 1  # now the latest of all
+    if len(counts) > _MOST_TAGS:
+        del counts[next(iter(counts))]
+    return number & 0xFFFFFFFF
+
+
+class _Beside:
+    """A message, the message with its checksum, and the memory of the latter."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        with torch.inference_mode(False):  # the other end may be outside of that mode
+            tensor = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self.checksum = Message(message.peer, tensor, message.tag ^ _BESIDE)
+        self.word = bytes_at(tensor.data_ptr(), 8).cast("q")
+
+    def compute(self, number: int) -> int:
+        """CRC-32 of what is in the message's memory."""
+        host: Tensor = self.message.tensor.cpu()
+        return zlib.crc32(bytes_at(host.data_ptr(), host.nbytes), number)
+
+
+@dataclass(slots=True)
+class _Checked:
+    """A message and its checksum on their way below; of a receive also what is to be verified."""
+
+    message: Handle
+    checksum: Handle
+    beside: _Beside | None = None
+    number: int = 0
+
+
+class VerifiedTransport(AroundTransport):
+    """Messages of another transport, on all ranks, each with its checksum beside it."""
+
+    def __init__(self, below: Transport) -> None:
+        super().__init__(below)
+        self.verifies = True
+        self._sent: dict[tuple[int, int], int] = {}  # numbers of the next messages
+        self._received: dict[tuple[int, int], int] = {}
+
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready; see `Transport.bind`."""
+        arriving, leaving = [*map(_Beside, receives)], [*map(_Beside, sends)]
+        start = self.below.bind(
+            [*receives, *(beside.checksum for beside in arriving)],
+            [*sends, *(beside.checksum for beside in leaving)],
+        )
+        split = len(arriving)
+
+        def post(mixed: int) -> list[Handle]:
+            for beside in leaving:
+                number = _next_number(self._sent, beside.message, mixed)
+                beside.word[0] = beside.compute(number)
+            handles = start(mixed)
+            into, out_of = handles[: 2 * split], handles[2 * split :]
+            pairs = [*map(_Checked, into[:split], into[split:])]
+            for pair, beside in zip(pairs, arriving, strict=True):
+                pair.beside = beside
+                pair.number = _next_number(self._received, beside.message, mixed)
+            pairs += map(_Checked, out_of[: len(leaving)], out_of[len(leaving) :])
+            return [*pairs]
+
+        return post
+
+    def wait(self, handle: Handle, timeout_s: float) -> None:
+        """Wait for one message; see `Transport.wait`.
+
+        Raises
+        ------
+        CorruptMessageError
+            The message is not what was sent.
+        """
+        assert isinstance(handle, _Checked)
+        deadline = time.monotonic() + timeout_s
+        self.below.wait(handle.message, timeout_s)
+        self.below.wait(handle.checksum, max(deadline - time.monotonic(), 0.001))
+        beside, handle.beside = handle.beside, None  # a second wait verifies nothing
+        if beside is not None and (own := beside.compute(handle.number)) != beside.word[0]:
+            peer, tensor = beside.message.peer, beside.message.tensor
+            raise CorruptMessageError(
+                f"rank {self.rank} got a message of {tensor.nbytes} bytes from rank {peer} with "
+                f"the checksum {own:#010x} instead of {beside.word[0]:#010x}: it was changed, lost "
+                "or doubled on its way",
+                peer=peer,
+            )
+
+
+def as_asked(
+    transport: Transport, *, verify_messages: bool | None = None, faults: Faults | None = None
+) -> Transport:
+    """The transport itself, or another around it with checksums or faults.
+
+    The environment's variables come before the arguments.
+
+    Raises
+    ------
+    ArgumentError
+        Messages that do not pass through the host, such as NCCL's, are to be verified or disturbed.
+    """
+    forced, text = settings.verifies_messages(), settings.faults()
+    verifies = verify_messages if forced is None else forced
+    faults = Faults.parse(text) if text else faults
+    if (verifies or faults is not None) and not transport.waits_on_host:
+        raise ArgumentError(
+            f"over {transport.name} the host does not see the messages",
+            rank=transport.rank,
+            argument="verify_messages" if verifies else "faults",
+            expected="another transport",
+            got=transport.name,
+        )
+    if faults is not None:
+        transport = FaultyTransport(transport, faults)
+    return VerifiedTransport(transport) if verifies else transport

@@ -1,30 +1,30 @@
 """Point-to-point messages over torch's gloo, for CPU tensors.
 
-The transport makes a process group of its own over the store of the user's group,
-so that the library's messages and the user's never meet.
+The transport makes a process group of its own over the store of the user's group, so that the
+library's messages and the user's never meet.
 
-Facts it rests on (torch 2.13.0): a receive buffer of the wrong length aborts the
-process or is filled in part, so tags must tell calls apart; a wait cannot be polled,
-and neither ``abort()`` nor another thread wakes it, but reading the end of a connection
-does, within milliseconds (the listening socket must be left alone: closing it aborts the
-process). But nothing wakes who waits for a long message of which a part has come, nor who
-waits for a rank that died while the group was made. In these two cases another thread of
-the transport waits for gloo, and is left behind when the transport is aborted.
+Facts it rests on (torch 2.13.0): a receive buffer of the wrong length aborts the process or is
+filled in part, so tags must tell calls apart; a wait cannot be polled, and neither ``abort()`` nor
+another thread wakes it, but reading the end of a connection does, within milliseconds (the
+listening socket must be left alone: closing it aborts the process). But nothing wakes who waits for
+a long message of which a part has come, nor who waits for a rank that died while the group was
+made. In these two cases another thread of the transport waits for gloo, and is left behind when the
+transport is aborted.
 
 Nor does anything wake who waits for a message that was written into a broken connection: it stays
 in a list of which gloo tells only messages of another kind (``transport/tcp/pair.cc``,
-``Pair::signalException``), until its time limit. So an aborted transport first ends the reading on its
-own side, where the waits end, still takes what its peers write, and breaks the connections a moment
-later, when its peers have come to rest. A rank that dies has no such moment. To wait for each send
-in another thread would help there; it made all-reduces of 4 bytes to 16 KiB take 1.3 to 2 times as long.
+``Pair::signalException``), until its time limit. So an aborted transport first ends the reading on
+its own side, where the waits end, still takes what its peers write, and breaks the connections a
+moment later, when its peers have come to rest. A rank that dies has no such moment. To wait for
+each send in another thread would help there; it made all-reduces of 4 bytes to 16 KiB take 1.3 to 2
+times as long.
 
-One thread of gloo reads what arrives, for all connections. Woken while the thread that
-sends holds a connection's lock, and on the same core, it finds the lock taken and polls
-again and again, until its time slice of some milliseconds is over (gloo,
-``transport/tcp/pair.cc``, ``Pair::handleEvents``). As a *batch* thread it does not push
-the sender aside when it wakes up: `_wake_gently`. On 2 cores, in the
-run with the least other load, that made a tree all-reduce of 4 KiB 4 times (4 ranks) and
-9 times (2 ranks) as fast.
+One thread of gloo reads what arrives, for all connections. Woken while the thread that sends holds
+a connection's lock, and on the same core, it finds the lock taken and polls again and again, until
+its time slice of some milliseconds is over (``transport/tcp/pair.cc``, ``Pair::handleEvents``). As
+a *batch* thread it does not push the sender aside when it wakes up: `_wake_gently`. On 2 cores, in
+the run with the least other load, that made a tree all-reduce of 4 KiB 4 times (4 ranks) and 9
+times (2 ranks) as fast.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -55,10 +57,11 @@ from ringcoll.machine import (
     started,
     with_threads,
 )
+from ringcoll.transport.around import staged_if_needed
 from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
-from ringcoll.transport.staged import staged_if_needed
 
 Result = TypeVar("Result")
+_Address = tuple[str, int]
 
 _LOOPBACK = Path("/sys/class/net/lo")
 _LONG = 64 << 10  # bytes; shorter messages come whole, or almost so
@@ -80,9 +83,6 @@ def make(
     return staged_if_needed(GlooTransport(store, rank, world_size), device)
 
 
-_Address = tuple[str, int]
-
-
 def _listening() -> set[_Address]:
     """The addresses that the process listens on."""
     return {
@@ -102,24 +102,23 @@ def _devices(is_local: bool) -> list[Any]:
     return [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
 
 
-def _told(store: dist.Store, peer: int) -> list[_Address]:
-    """The addresses on which a peer listens, as it has told."""
+def _addresses_of(store: dist.Store, peer: int) -> list[_Address]:
+    """The addresses on which a peer listens, as it has written them."""
     key = f"address/{peer}"
-    told, addresses = read_json(store, key), []
-    for item in told if isinstance(told, list) else [told]:
+    items, addresses = read_json(store, key), []
+    for item in items if isinstance(items, list) else [items]:
         match item:
             case [str(host), int(port)]:
                 addresses.append((host, port))
             case _:
-                raise not_of_a_rank(key, told)
+                raise not_of_a_rank(key, items)
     return addresses
 
 
 def _loops() -> set[int]:
     """The process's threads that read for gloo."""
     threads = set()
-    tasks = Path("/proc/self/task")
-    for task in tasks.iterdir() if tasks.exists() else ():
+    for task in Path("/proc/self/task").glob("*"):
         with contextlib.suppress(OSError):  # ended meanwhile
             if (task / "comm").read_text().startswith("gloo"):
                 threads.add(int(task.name))
@@ -147,24 +146,20 @@ class _Aside:
                 self._thread = started(self._serve, "ringcoll-gloo")
             except GroupBrokenError:  # the program ends
                 return function()
-        over = threading.Event()
-        results: list[Result] = []
-        errors: list[BaseException] = []
+        future, over = Future[Result](), threading.Event()
+        future.add_done_callback(lambda _: over.set())
 
         def run() -> None:
             try:
-                results.append(function())
+                future.set_result(function())
             except BaseException as error:  # noqa: BLE001  # raised in the other thread
-                errors.append(error)
-            over.set()
+                future.set_exception(error)
 
         self._calls.put(run)
         while not over.wait(_LOOK_S):
             if given_up():
                 raise PeerLostError("the connection was broken")
-        if errors:
-            raise errors[0]
-        return results[0]
+        return future.result()
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -187,14 +182,13 @@ class _Long(NamedTuple):
         self.work.wait(timeout)
 
 
-class _Lost:
+class _Lost(NamedTuple):
     """The handle of a message that could not be started."""
 
-    def __init__(self, error: RuntimeError) -> None:
-        self._error = error
+    error: RuntimeError
 
     def wait(self, timeout: timedelta) -> None:
-        raise self._error
+        raise self.error
 
 
 class GlooTransport(Transport):
@@ -239,11 +233,10 @@ class GlooTransport(Transport):
             )
             self._group._set_default_timeout(timedelta(seconds=timeout_s))
             # One end of each of the group's connections is an address that a rank listens on.
-            self._addresses = {
-                (host, port) for peer in range(world_size) for host, port in _told(store, peer)
-            }
-            # By now each device's thread has its name.
-            _wake_gently(_loops() - loops)
+            self._addresses = set(
+                chain.from_iterable(_addresses_of(store, peer) for peer in range(world_size))
+            )
+            _wake_gently(_loops() - loops)  # by now each device's thread has its name
         except CollectiveTimeoutError:
             raise
         except RuntimeError as error:
@@ -261,7 +254,7 @@ class GlooTransport(Transport):
         given_up = lambda: self._aborted  # noqa: E731
         told_by(self._store, "address", self.rank, peers, timeout_s, given_up, since_s=since_s)
         for peer in peers:
-            for address, _ in _told(self._store, peer):
+            for address, _ in _addresses_of(self._store, peer):
                 if is_loopback(address):
                     raise TransportError(
                         f"rank {self.rank} could not connect to the others: rank {peer} listens "
@@ -283,8 +276,7 @@ class GlooTransport(Transport):
                 try:
                     work = start([tensor], peer, tag ^ mixed)
                     handles.append(work if tensor.nbytes < _LONG else _Long(work))
-                except RuntimeError as error:
-                    # The connection is gone; the wait for the message raises the error.
+                except RuntimeError as error:  # the connection is gone: the wait raises the error
                     handles.append(_Lost(error))
             return handles
 
@@ -308,7 +300,7 @@ class GlooTransport(Transport):
             raise PeerLostError(text) from error
 
     def abort(self) -> None:
-        """Wake all who wait: here by an end of reading, then at the peers by breaking the connections."""
+        """Wake all who wait: here by an end of reading, at the peers by breaking connections."""
         self._aborted = True
         addresses, self._addresses = self._addresses, set()
         with contextlib.ExitStack() as stack:

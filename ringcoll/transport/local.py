@@ -52,18 +52,16 @@ class Hub:
 
     def post(self, rank: int, receives: Sequence[Message], sends: Sequence[Message]) -> list[Half]:
         """Start messages of one rank."""
-        halves = []
+        arriving, leaving = [*map(Half, receives)], [*map(Half, sends)]
         with self.condition:
-            for message in receives:
-                half = Half(message)
-                halves.append(half)
-                self._match(half, (message.peer, rank, message.tag), self._sends, self._receives)
-            for message in sends:
-                half = Half(message)
-                halves.append(half)
-                self._match(half, (rank, message.peer, message.tag), self._receives, self._sends)
+            for half in arriving:
+                key = half.message.peer, rank, half.message.tag
+                self._match(half, key, self._sends, self._receives)
+            for half in leaving:
+                key = rank, half.message.peer, half.message.tag
+                self._match(half, key, self._receives, self._sends)
             self.condition.notify_all()
-        return halves
+        return arriving + leaving
 
     def _match(
         self,

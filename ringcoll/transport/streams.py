@@ -37,7 +37,6 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -68,8 +67,8 @@ def has_streams(device: torch.device) -> bool:
 def beside(device: torch.device) -> Iterator[None]:
     """Use a device in a thread of the library's own, beside the user's threads.
 
-    CUDA's current device is that of the thread. While a thread captures a graph, most calls of CUDA in
-    other threads fail, and end the capture, unless those threads have set another mode.
+    CUDA's current device is that of the thread. While a thread captures a graph, most calls of CUDA
+    in other threads fail, and end the capture, unless those threads have set another mode.
     """
     if not has_streams(device):
         yield
@@ -85,8 +84,8 @@ class Mark:
     """A point in the current stream of a device, after all earlier work.
 
     ``captured`` says whether a CUDA graph captures the stream, ``on_host`` whether the host waits,
-    too: for a barrier. ``error`` is the reason why the work before the mark was broken off: the mark
-    is over then, too, and what the work has written is of no use.
+    too: for a barrier. ``error`` is the reason why the work before the mark was broken off: the
+    mark is over then, too, and what the work has written is of no use.
     """
 
     __slots__ = ("_captured", "_device", "_event", "_on_host", "error")
@@ -180,12 +179,7 @@ class Lane:
             self._guards = guards.pop_all()  # without an error, the guards stay until the end
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._guards, contextlib.suppress(*([] if kind is None else [RuntimeError])):
             device = self._streams.device
             self.end = Mark(device, captured=self.capturing, on_host=self._on_host)

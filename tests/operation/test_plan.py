@@ -29,7 +29,7 @@ from ringcoll.operation.plan import _Compiler, compile_plan
 from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.schedule import Buffer, Copy, Schedule, Step, contract, inp, out, recv, send
 from ringcoll.transport import NarrowTransport
-from ringcoll.transport.narrow import _Arriving
+from ringcoll.transport.around import _Arriving
 from tests.cases.effort import effort
 from tests.cases.schedules import Size, random_schedule
 from tests.cases.stepped import RandomHub, Waiting, run_together, steps

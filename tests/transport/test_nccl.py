@@ -510,7 +510,7 @@ def test_a_failure_is_the_loss_of_a_peer():
 
     transport = NcclTransport(FakeGroup(World(2), 0), CPU, dist.HashStore())
     with pytest.raises(PeerLostError, match="was aborted"):
-        transport.wait(Broken(), 1.0)
+        transport.wait(nccl._Batch(Broken(), [torch.ones(1)]), 1.0)
 
 
 def run_over_nccl(world_size: int, main, make=FakeGroup) -> tuple[list[object], World]:

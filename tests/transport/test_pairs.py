@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
 from ringcoll.transport import Hub, LocalTransport, Message, SharedTransport, catalogue, told_by
-from ringcoll.transport.pairs import PairsTransport
+from ringcoll.transport.around import PairsTransport
 
 
 class Near(SharedTransport):

@@ -16,8 +16,7 @@ from ringcoll.transport import SharedMemory, catalogue
 from ringcoll.transport.shared import memory as shared_memory
 from ringcoll.transport.shared import transport as shared
 from ringcoll.transport.shared.channel import PeerChannel, RingReceive
-from ringcoll.transport.shared.memory import identity, read_process
-from ringcoll.transport.shared.memory_layout import PIECES, SharedLayout
+from ringcoll.transport.shared.memory import PIECES, SharedLayout, identity, read_process
 from tests.programs import shared_memory as program
 
 
@@ -162,10 +161,10 @@ def test_other_processors_have_to_be_asked_for(monkeypatch: pytest.MonkeyPatch):
 
 def test_unknown_processors_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shared_memory, "_FUTEX", -1)
-    shared._lacking.cache_clear()
+    shared_memory.lacking.cache_clear()
     with pytest.raises(ArgumentError, match="needs x86-64 or aarch64"):
         shared.check()
-    shared._lacking.cache_clear()
+    shared_memory.lacking.cache_clear()
     monkeypatch.undo()
     shared.check()
 

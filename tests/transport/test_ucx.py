@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, MissingExtraError, PeerLostError, TransportError
-from ringcoll.transport import Message, catalogue, nccl, ucx, ucx_library
+from ringcoll.transport import Message, catalogue, nccl, ucx
 from tests.fakes.fake_cuda import DEVICE, fake_cuda, on_device
 
 CPU = torch.device("cpu")
@@ -27,18 +27,16 @@ CPU = torch.device("cpu")
 def test_ucx_takes_bytes_of_the_device_by_their_address():
     for dtype in (torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.bool):
         memory = torch.zeros(10).to(dtype)[3:8]
-        buffer = ucx_library.buffer_of(on_device(memory))
+        buffer = ucx.buffer_of(on_device(memory))
         assert buffer.cuda
         assert buffer.ptr == memory.data_ptr()
         assert buffer.nbytes == buffer.shape[0] == memory.nbytes
-        assert ucx_library.buffer_of(on_device(memory)) is buffer
-        host = ucx_library.buffer_of(
-            memory
-        )  # the same address, as it may be after memory was freed
+        assert ucx.buffer_of(on_device(memory)) is buffer
+        host = ucx.buffer_of(memory)  # the same address, as it may be after memory was freed
         assert not host.cuda
         assert host.ptr == buffer.ptr
-        assert ucx_library.buffer_of(on_device(memory)) is buffer
-    empty = ucx_library.buffer_of(on_device(torch.zeros(0)))
+        assert ucx.buffer_of(on_device(memory)) is buffer
+    empty = ucx.buffer_of(on_device(torch.zeros(0)))
     assert not empty.cuda
     assert empty.nbytes == 1
 
@@ -93,11 +91,11 @@ def test_a_ucx_context_is_made_with_its_device_current(monkeypatch: pytest.Monke
             inside.pop()
 
     monkeypatch.setattr(torch.cuda, "device", Current)
-    monkeypatch.setattr(ucx_library, "settle", made.extend)
-    with ucx_library.current(DEVICE):
+    monkeypatch.setattr(ucx, "settle", made.extend)
+    with ucx.current(DEVICE):
         assert inside == [DEVICE]
         assert made == [DEVICE], "the device has a context when something is done on it"
-    with ucx_library.current(torch.device("cpu")):
+    with ucx.current(torch.device("cpu")):
         assert (inside, made) == ([], [DEVICE])
 
 
@@ -108,7 +106,7 @@ def test_a_missing_ucx_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setitem(sys.modules, "ucxx._lib.libucxx", None)
-    ucx_library.core.cache_clear()
+    ucx.core.cache_clear()
     with pytest.raises(MissingExtraError, match=r"pip install 'ringcoll\[ucx\]'"):
         ucx.check()
     # Beside shared memory, there is gloo.
@@ -118,7 +116,7 @@ def test_a_missing_ucx_names_what_to_install(
     (line,) = caplog.messages
     assert "does not stand for ucx" in line
     assert "ringcoll[ucx]" in line
-    ucx_library.core.cache_clear()
+    ucx.core.cache_clear()
     catalogue._automatic.cache_clear()
     assert catalogue.resolved("cpu", "gloo") == "gloo"
 
@@ -129,15 +127,15 @@ def test_a_ucx_that_cannot_be_loaded_is_as_if_missing(monkeypatch: pytest.Monkey
     def load(name: str) -> None:
         raise OSError(f"{name}: undefined symbol")
 
-    monkeypatch.setattr(ucx_library, "import_module", load)
-    ucx_library.core.cache_clear()
+    monkeypatch.setattr(ucx, "import_module", load)
+    ucx.core.cache_clear()
     catalogue._automatic.cache_clear()
     try:
         with pytest.raises(MissingExtraError, match=r"cannot be loaded.*undefined symbol"):
             ucx.check()
         assert catalogue.beside("shared", "cpu").name == "gloo"
     finally:
-        ucx_library.core.cache_clear()
+        ucx.core.cache_clear()
         catalogue._automatic.cache_clear()
 
 
@@ -188,19 +186,19 @@ def listing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
         context = SimpleNamespace(info=info, cuda_support=True)
         core = SimpleNamespace(
             UCXContext=lambda *_: context,
-            Feature=ucx_library.core().Feature,
-            UCXError=ucx_library.core().UCXError,
+            Feature=ucx.core().Feature,
+            UCXError=ucx.core().UCXError,
         )
-        monkeypatch.setattr(ucx_library, "core", lambda: core)
+        monkeypatch.setattr(ucx, "core", lambda: core)
 
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "RINGCOLL_CUDA_TRANSPORT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(ucx_library, "current", contextlib.nullcontext)
+    monkeypatch.setattr(ucx, "current", contextlib.nullcontext)
     monkeypatch.setattr(nccl, "check", lambda: _raise(ArgumentError("no NCCL")))
-    ucx_library.context_of.cache_clear()
+    ucx.context_of.cache_clear()
     catalogue._automatic.cache_clear()
     yield lists
-    ucx_library.context_of.cache_clear()
+    ucx.context_of.cache_clear()
     catalogue._automatic.cache_clear()
 
 
@@ -211,10 +209,10 @@ def _raise(error: Exception) -> None:
 @pytest.mark.usefixtures("listing")
 def test_a_ucx_without_cuda_is_refused_whatever_it_says_of_itself():
     """The true UCX, which has no CUDA library to load where there is no GPU."""
-    if "cuda_copy/" in ucx_library.context_of(CPU, True).info:
+    if "cuda_copy/" in ucx.context_of(CPU, True).info:
         ucx.check_device(DEVICE)  # with a GPU there is nothing to refuse
         return
-    assert ucx_library.context_of(CPU, True).cuda_support
+    assert ucx.context_of(CPU, True).cuda_support
     with pytest.raises(ArgumentError, match=r"no CUDA support.*libcuda\.so\.1.*UCX_TLS"):
         ucx.check_device(DEVICE)
 
@@ -277,8 +275,8 @@ def test_a_ucx_that_does_not_start_is_an_error_of_the_transport(
     listing: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ):
     listing(FULL)
-    error = ucx_library.core().UCXError("no memory")
-    monkeypatch.setattr(ucx_library.core(), "UCXContext", lambda *_: _raise(error))
+    error = ucx.core().UCXError("no memory")
+    monkeypatch.setattr(ucx.core(), "UCXContext", lambda *_: _raise(error))
     with pytest.raises(TransportError, match="UCX cannot start: no memory"):
         ucx.check_device(DEVICE)
     assert catalogue.resolved("cuda", None, 0, DEVICE) == "gloo"
@@ -288,8 +286,8 @@ def test_a_worker_that_cannot_be_made_is_an_error_of_the_transport(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """As where there is no room for its shared memory."""
-    error = ucx_library.core().UCXError("no memory")
-    monkeypatch.setattr(ucx_library.core(), "UCXWorker", lambda _: _raise(error))
+    error = ucx.core().UCXError("no memory")
+    monkeypatch.setattr(ucx.core(), "UCXWorker", lambda _: _raise(error))
     transport = ucx.UcxTransport(dist.HashStore(), 0, 1)
     with pytest.raises(TransportError, match="rank 0 cannot start UCX: no memory"):
         transport.connect(10.0)
@@ -310,7 +308,7 @@ def test_memory_that_cannot_be_exported_is_refused_before_anything_is_sent(
     log: list[str] = []
     host = torch.zeros(3)
     device = on_device(torch.zeros(3))
-    monkeypatch.setattr(ucx_library, "is_exportable", lambda address: address != device.data_ptr())
+    monkeypatch.setattr(ucx, "is_exportable", lambda address: address != device.data_ptr())
 
     def post(transport: ucx.UcxTransport, *tensors: torch.Tensor) -> None:
         messages = [Message(1, tensor, 0) for tensor in tensors]
@@ -354,8 +352,8 @@ def test_cuda_says_what_can_be_exported(
         return 1 if number in failed else 0
 
     driver = SimpleNamespace(cuPointerGetAttribute=attribute)
-    monkeypatch.setattr(ucx_library, "_driver", lambda: driver)
-    assert ucx_library.is_exportable(0x7F1234567890) is is_exportable
+    monkeypatch.setattr(ucx, "_driver", lambda: driver)
+    assert ucx.is_exportable(0x7F1234567890) is is_exportable
     assert set(asked) == {0x7F1234567890}
 
 

@@ -1,8 +1,8 @@
 """Messages between two ranks of one host, each of which writes to its own memory.
 
-A message to a peer takes the next entry of its ring (`ringcoll.transport.shared.memory_layout`); the store of
-its number, which is the last, makes it visible. The receiver takes messages in order, and matches them
-by tag.
+A message to a peer takes the next entry of its ring (`ringcoll.transport.shared.memory`); the store
+of its number, which is the last, makes it visible. The receiver takes messages in order, and
+matches them by tag.
 
 ==========  ==========  ==================================================  =====================
 message     kind        how it travels                                      its send is over
@@ -16,16 +16,18 @@ long        remote      the receiver reads the sender's memory, if the      when
                         kernel lets it (probed when the ranks connect)
 ==========  ==========  ==================================================  =====================
 
-A piece that several peers get lies in one place, which is written once. A receiver may keep a message of one piece
-where it came (*lent*), but for the last of the places that its sender may fill for it: so messages always come through.
+A piece that several peers get lies in one place, which is written once. A receiver may keep a
+message of one piece where it came (*lent*), but for the last of the places that its sender may fill
+for it: so messages always come through.
 
-For the kernel to find the sender's pages takes time for each page: from which length on that costs less than
-a second copy is another number on each machine, which groups measure (`Transport.direct_from`).
+For the kernel to find the sender's pages takes time for each page: from which length on that costs
+less than a second copy is another number on each machine, which groups measure
+(`Transport.direct_from`).
 
-Who writes for a peer that sleeps rings its bell: each ring is another number, so that none is missed
-that comes between a look and the sleep. Whoever sleeps says so before it looks for the last time, and
-whoever writes looks for sleepers after it has written, each with a fence between: one of the two
-always sees the other.
+A rank that writes for a sleeping peer rings the peer's bell: each ring is another number, so that
+none is missed that comes between a look and the sleep. Whoever sleeps says so before it looks for
+the last time, and whoever writes looks for sleepers after it has written, each with a fence
+between: one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -40,14 +42,6 @@ from torch import Tensor
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.transport.base import Message, bytes_at
 from ringcoll.transport.shared.memory import (
-    Identity,
-    SharedMemory,
-    fence,
-    futex_wake,
-    is_ordered,
-    read_process,
-)
-from ringcoll.transport.shared.memory_layout import (
     BELL,
     DEPTH,
     ENTRY,
@@ -61,7 +55,13 @@ from ringcoll.transport.shared.memory_layout import (
     STATE,
     WHOM,
     WORD,
+    Identity,
     SharedLayout,
+    SharedMemory,
+    fence,
+    futex_wake,
+    is_ordered,
+    read_process,
 )
 from ringcoll.transport.shared.tensors import PeerRegions, SharedRegion, region_of, regions_now
 
@@ -76,8 +76,8 @@ _MOST_KNOWN = 256  # lengths of messages whose places are remembered
 class Pieces:
     """A rank's places for pieces of long messages.
 
-    A piece that goes to several peers is written once, and read by each of them. Of each peer at most
-    `PIECES` places wait to be read, so that there is a free one for every other peer.
+    Of each peer at most `PIECES` places wait to be read, so that there is a free one for every
+    other peer.
     """
 
     def __init__(self, memory: SharedMemory, start: int, number: int) -> None:
@@ -87,7 +87,7 @@ class Pieces:
         self._writes = [0] * number  # how often a place was written to
 
     def write(self, source: memoryview) -> tuple[int, int]:
-        """Write a piece to the first free place, which is likely to be in a cache; return place and stamp."""
+        """Write a piece to the first free place, which a cache may have; return place and stamp."""
         place = next(
             place
             for place, readers in enumerate(self._readers)
@@ -103,7 +103,7 @@ class Pieces:
         """Whether nothing else was written to a place since."""
         return self._writes[place] == stamp
 
-    def told(self, place: int, words: memoryview, at: int, number: int) -> None:
+    def note_reader(self, place: int, words: memoryview, at: int, number: int) -> None:
         """Remember that a peer has to read a place, and will then write a number."""
         self._readers[place].append((words, at, number))
 
@@ -221,9 +221,8 @@ class PeerChannel:
         self._ring_out_word = self._ring_out // WORD
         self._acked = places.acks[rank] // WORD  # in the peer's memory
         self._pieces = pieces
-        self._unread: list[
-            int
-        ] = []  # messages that the peer may still have to read in places for pieces
+        # Messages that the peer may still have to read in places for pieces.
+        self._unread: list[int] = []
         self._outgoing: dict[int, list[memoryview]] = {}
         # From the peer.
         self.posted: deque[RingReceive] = deque()
@@ -251,7 +250,7 @@ class PeerChannel:
         """Start a message; ``None`` if it is complete."""
         number = self._next_out
         entry = number & (DEPTH - 1)
-        # What is most frequent comes first, and in few words: a short message for which there is room.
+        # What is most frequent comes first, and in few words: a short message that has room.
         if (
             send.places
             and not self.pending
@@ -322,7 +321,7 @@ class PeerChannel:
                 send.number, is_all = number, True
             else:
                 if len(self._unread) >= PIECES:
-                    self._unread = [one for one in self._unread if not self.is_taken(one)]
+                    self._unread = [sent for sent in self._unread if not self.is_taken(sent)]
                     if len(self._unread) >= PIECES:
                         return False
                 begin, count = send.copied, min(PIECE, nbytes - send.copied)
@@ -330,7 +329,7 @@ class PeerChannel:
                 if known is None or not self._pieces.holds(*known):
                     known = self._pieces.write(send.source[begin : begin + count])
                     send.pieces[begin] = known
-                self._pieces.told(known[0], self.other_words, self._acked + entry, number)
+                self._pieces.note_reader(known[0], self.other_words, self._acked + entry, number)
                 words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
                 words[at + 4] = known[0]
                 self._unread.append(number)
@@ -423,10 +422,8 @@ class PeerChannel:
                 self._map(receive, at)
             elif kind == _IN_PIECES:
                 self._num_held += 1
-                receive.address, receive.memory = (
-                    self._pieces_in + words[at + 4] * PIECE,
-                    self.other,
-                )
+                receive.memory = self.other
+                receive.address = self._pieces_in + words[at + 4] * PIECE
             receive.number, receive.done = number, receive.lent
             if receive.tensor is not None:
                 self._finish(receive)
@@ -447,7 +444,7 @@ class PeerChannel:
         self._acknowledge(number)
 
     def _holds(self, nbytes: int, count: int) -> bool:
-        """Whether a message may stay in its place for pieces: a place is left, so that others come through."""
+        """Whether a message may stay in its place for pieces: one is left, so that others come."""
         return count == nbytes and self._num_held < PIECES - 1
 
     def _map(self, receive: RingReceive, at: int) -> None:
@@ -488,7 +485,7 @@ class PeerChannel:
         receive.done = True
 
     def view(self, receive: RingReceive, dtype: torch.dtype) -> Tensor:
-        """The elements of a message in memory that is mapped here; those of places for pieces are made once."""
+        """The elements of a message that is mapped here; views of places for pieces are kept."""
         memory, start, nbytes = receive.memory, receive.address, receive.nbytes
         assert memory is not None
         known = self._views.get((start, nbytes, dtype)) if memory is self.other else None
@@ -547,7 +544,6 @@ class PeerChannel:
     def _slices(
         known: dict[int, list[memoryview]], memory: SharedMemory, ring: int, nbytes: int
     ) -> list[memoryview]:
-        """The memory of short messages of a length in each entry of a ring."""
         slices = known.get(nbytes)
         if slices is None:
             if len(known) >= _MOST_KNOWN:

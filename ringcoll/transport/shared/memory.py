@@ -1,14 +1,24 @@
-"""Shared memory of one host, sleep on a word of it, and reads of another process's memory.
+"""Memory that the ranks of one host share: how it is made, and where things lie in it.
 
 Linux only. The memory has no name (``memfd_create``), so that a process that is killed leaves
-nothing behind; processes of the same user open it by the number of its owner and descriptor.
-What processes tell each other by it rests on these facts:
+nothing behind; processes of the same user open it by the number of its owner and descriptor. What
+processes tell each other by it rests on these facts:
 
 - A store of eight aligned bytes through a ``memoryview`` is one store. x86-64 keeps stores in
   order, and loads in order; only a store followed by a load of another place may change places,
   unless a `fence` is between them. On other machines (`is_ordered`) any two may.
 - A futex is a word on which a process sleeps in the kernel until another process wakes it.
 - ``process_vm_readv`` copies from another process of the same user, where the kernel allows it.
+
+A rank writes to its own memory only, but for the bell that wakes a peer; all ranks of its host map
+the memory (`ringcoll.transport.shared.channel` says how messages travel in it)::
+
+    control    the bell, what the rank sleeps for, how its end of the group is
+    acks       for each peer, by entry: number of the last message that was taken from that entry
+    can read   for each peer: whether this rank can read the memory of its process
+    rings      for each peer, 16 entries: number, length, kind, tag, and a short message itself
+    pieces     places for pieces of long messages, so many for each peer
+    board      two places for messages to all ranks: tag, and the message
 """
 
 from __future__ import annotations
@@ -20,6 +30,7 @@ import os
 import platform
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,11 +69,6 @@ class _Bytes(ctypes.Structure):
 def is_ordered() -> bool:
     """Whether the machine keeps stores in order, and loads in order, without fences."""
     return platform.machine() in ("x86_64", "AMD64")
-
-
-def has_futex() -> bool:
-    """Whether the number of the system call is known here."""
-    return _FUTEX >= 0
 
 
 def fence() -> None:
@@ -134,13 +140,13 @@ def identity(file: int | Path) -> Identity:
 
 
 def release_pages(descriptor: int) -> None:
-    """Give back all of the memory behind a descriptor; who has mapped it reads zeros from now on."""
+    """Give back all of the memory behind a descriptor; who has mapped it reads zeros then."""
     nbytes = os.fstat(descriptor).st_size + mmap.PAGESIZE  # of the last page only all of it goes
     _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(nbytes))
 
 
 def reserve(nbytes: int) -> int:
-    """The descriptor of memory that takes no room yet. Raises ``OSError`` if no descriptors are left."""
+    """The descriptor of memory that takes no room yet; ``OSError`` if no descriptors are left."""
     descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, nbytes)
@@ -180,11 +186,7 @@ class SharedMemory:
     def create(cls, nbytes: int, taken: int) -> tuple[SharedMemory, int]:
         """Make memory, of which the first bytes ``taken`` are allocated at once.
 
-        Returns
-        -------
-        tuple
-            The memory, and a descriptor; the caller closes the descriptor when all have opened the
-            memory.
+        Return it, and a descriptor, which the caller closes when all have opened the memory.
 
         Raises
         ------
@@ -214,13 +216,14 @@ class SharedMemory:
         nbytes: int | None = None,
         is_written: bool = True,
     ) -> SharedMemory:
-        """Open memory of another process, or its first ``nbytes``, by the process and its descriptor.
+        """Open memory of another process, or its first ``nbytes``, by process and descriptor.
 
         Raises
         ------
         OSError
-            The process has ended, belongs to another user, or has closed the descriptor, or the kernel
-            does not allow it; or what is to be written to is not memory that `create` has made.
+            The process has ended, belongs to another user, or has closed the descriptor, or the
+            kernel does not allow it; or what is to be written to is not memory that `create` has
+            made.
         """
         name = Path(f"/proc/{pid}/fd/{descriptor}")
         # Who is told a wrong number must not write to a file that the user has open somewhere.
@@ -236,3 +239,66 @@ class SharedMemory:
             return cls(own, expected.nbytes if nbytes is None else nbytes, is_written=is_written)
         finally:
             os.close(own)
+
+
+@functools.cache
+def lacking() -> str:
+    """The means to share memory that this machine lacks; empty if there is nothing."""
+    if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+        return "Linux 5.3 or later, with memfd_create and pidfd_open"
+    if _FUTEX < 0:
+        return "x86-64 or aarch64"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        _, descriptor = SharedMemory.create(4096, 4096)
+        try:
+            SharedMemory.open(os.getpid(), descriptor, identity(descriptor))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return f"a kernel that lets processes share memory and watch each other: {error}"
+    return ""
+
+
+WORD = 8
+"""Bytes of a word."""
+DEPTH = 16
+"""Entries of a ring, a power of two."""
+ENTRY = 36 << 10
+"""Bytes of an entry, whole pages."""
+HEAD = 32
+"""Bytes at the begin of an entry: number, length and kind, address or length of a piece, tag.
+Behind them, of a mapped message: offset in its region, and the region's descriptor and identity."""
+SHORT = ENTRY - HEAD
+"""Bytes of the longest message that travels in an entry."""
+PIECE, PIECES = 512 << 10, 3
+"""Bytes of a piece of a long message, and places with pieces that a peer has not read yet."""
+EXCHANGED, PLACE = 256 << 10, 260 << 10
+"""Bytes of the longest message to all ranks, and of a place of the board, whole pages."""
+BELL, SLEEPS, STATE, EXCHANGES = 0, 8, 16, 24
+"""Numbers of the words of the control block, each on a cache line of its own."""
+_CONTROL = 256  # bytes
+AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
+"""A rank sleeps for nothing, or for a message of the peer above ``WHOM`` bits; with ``FOR_ROOM``
+also for room in a ring, or the end of a send."""
+OPEN, BROKEN, CLOSED = 0, 1, 2
+"""States of a rank's end of the group."""
+
+
+class SharedLayout:
+    """Where things lie in a rank's memory, in bytes; ``ranks`` are those of the host.
+
+    The memory up to ``num_taken`` is needed, that of pieces and of the board perhaps never.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        end = _CONTROL + len(ranks) * DEPTH * WORD
+        first = -(-(end + len(ranks) * WORD) // ENTRY) * ENTRY
+        self.num_taken = first + len(ranks) * DEPTH * ENTRY
+        self.board = self.num_taken + len(ranks) * PIECES * PIECE
+        self.nbytes = self.board + 2 * PLACE
+        places = {rank: place for place, rank in enumerate(ranks)}
+        self.acks = {rank: _CONTROL + n * DEPTH * WORD for rank, n in places.items()}
+        self.can_read = {rank: end + n * WORD for rank, n in places.items()}
+        self.rings = {rank: first + n * DEPTH * ENTRY for rank, n in places.items()}
+        self.pieces, self.num_pieces = self.num_taken, len(ranks) * PIECES

@@ -1,16 +1,30 @@
-"""Tensors whose memory the other processes of the host can map: nobody has to copy them.
+"""The memory of tensors: whether a tensor has any, and memory that other processes can map.
 
-::
+The memory of a user's tensors
+------------------------------
+No address is read before the tensor has passed `with_memory`. A tensor that is on a device need not
+have memory there. A subclass with a ``__torch_dispatch__`` of its own may stand for other tensors:
+an ``AsyncCollectiveTensor`` of torch for the result of a collective that is still under way, a
+``DTensor`` for a part on each rank, a ``FakeTensor`` for nothing. And a storage can be freed, or
+made shorter than the tensors that look at it.
+
+torch's collectives are operators, so that such a class itself says what an operator does to its
+tensors. Here an operator that does nothing goes the same way, and notes the tensor that arrives.
+
+Tensors that the other processes of the host can map
+----------------------------------------------------
+Nobody has to copy them::
 
     gradients = ringcoll.empty_shared(1 << 20)  # new memory
     ringcoll.share(model)                       # memory that is there moves, with all views of it
 
-A *region* is the memory of such tensors: it has an identity that no other memory on the host has, and a
-descriptor by which processes of the same user open it. A rank that sends from a region tells its peer
-both, and the place; the peer maps the region once, and reads there.
+A *region* is the memory of such tensors: it has an identity that no other memory on the host has,
+and a descriptor by which processes of the same user open it. A rank that sends from a region tells
+its peer both, and the place; the peer maps the region once, and reads there.
 
-- A region lives as long as a tensor of this process uses it. Peers let go of their mappings when they map
-  further regions (`PeerRegions`); the pages of `empty_shared` are given back at once, whoever maps them.
+- A region lives as long as a tensor of this process uses it. Peers let go of their mappings when
+  they map further regions (`PeerRegions`); the pages of `empty_shared` are given back at once,
+  whoever maps them.
 - What peers have mapped stays readable whatever its owner does: to read it never ends a process.
 - torch's ``share_memory_`` moves a storage under all of its views; it takes memory of ``/dev/shm``.
   Regions of `empty_shared` have no name, and need none of ``/dev/shm``.
@@ -23,6 +37,7 @@ import errno
 import os
 import resource
 import shutil
+import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -31,11 +46,132 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.parameter import is_lazy
 
 from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.machine import free_bytes
 from ringcoll.transport.shared.memory import Identity, SharedMemory, identity, release_pages
-from ringcoll.transport.tensor_memory import with_memory
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements lie in memory by strides, as they are."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
+def extent(tensor: Tensor) -> int:
+    """Bytes from a strided tensor's first element to the end of its last element."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.itemsize
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether the storage of a strided tensor has all its elements."""
+    nbytes = extent(tensor)
+    if not nbytes:
+        return True
+    end = nbytes + tensor.storage_offset() * tensor.itemsize
+    return tensor.data_ptr() != 0 and tensor.untyped_storage().nbytes() >= end
+
+
+def with_memory(tensor: object, rank: int | None = None, argument: str = "tensor") -> Tensor:
+    """The dense tensor in whose memory the elements of a user's tensor lie.
+
+    It is the tensor itself; or, for a tensor of a class that dispatches operators, the tensor that
+    the class hands to an operator. It has been waited for.
+
+    Parameters
+    ----------
+    tensor
+        Argument of the user, unchecked.
+    rank, argument
+        Rank and name of the argument, for the error.
+
+    Raises
+    ------
+    ArgumentError
+        The argument is no tensor, is not dense, or has no memory.
+    """
+
+    def refuse(message: str, expected: object, got: object) -> ArgumentError:
+        return ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
+
+    if not isinstance(tensor, Tensor):
+        raise refuse("not a tensor", "a torch.Tensor", type(tensor))
+    if is_lazy(tensor):
+        raise refuse("is not initialized yet", "memory", type(tensor))
+    if is_functorch_wrapped_tensor(tensor):
+        raise refuse("is of a transformation such as vmap", "memory", "no memory")
+    if _dispatches(tensor):
+        tensor = _behind(tensor, refuse)
+    if not is_dense(tensor):
+        kind: object = tensor.dtype if tensor.is_quantized else tensor.layout
+        raise refuse(
+            "must be dense", "a strided tensor", "a nested tensor" if tensor.is_nested else kind
+        )
+    if tensor.is_meta:
+        raise refuse("has no data", "memory", tensor.device)
+    if not has_memory(tensor):
+        size = tensor.untyped_storage().nbytes()
+        raise refuse(
+            "has no memory: its storage was freed, or has become too short, or never had any",
+            f"{extent(tensor)} bytes",
+            f"{type(tensor).__name__} with a storage of {size} bytes",
+        )
+    return tensor
+
+
+def _dispatches(tensor: Tensor) -> bool:
+    """Whether a tensor's class says itself what operators do."""
+    kind: Any = type(tensor)
+    return bool(kind.__torch_dispatch__ is not _NONE)
+
+
+class _Arrived(threading.local):
+    """The tensors that have arrived at the operator in this thread."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+
+
+_arrived = _Arrived()
+
+
+def _arrive(tensor: Tensor) -> None:
+    _arrived.tensors.append(tensor)
+
+
+_NONE = Tensor.__torch_dispatch__
+_making = threading.Lock()
+_operator: list[Any] = []
+
+
+def _behind(tensor: Tensor, refuse: Any) -> Tensor:
+    """The tensor that arrives at an operator in the place of a tensor that dispatches."""
+    with _making:
+        if not _operator:
+            library: Any = torch.library.Library("ringcoll", "FRAGMENT")  # type: ignore[no-untyped-call]
+            library.define("arrive(Tensor tensor) -> ()")
+            for key in ("CPU", "CUDA"):
+                library.impl("arrive", _arrive, key)
+            _operator.extend((torch.ops.ringcoll.arrive.default, library))
+    expected, kind = "memory, or a class that stands for a single tensor", type(tensor)
+    _arrived.tensors = []
+    try:
+        with torch.no_grad():
+            _operator[0](tensor)
+    except Exception as error:
+        raise refuse(f"a tensor of this class cannot be sent ({error})", expected, kind) from error
+    finally:
+        arrived, _arrived.tensors = _arrived.tensors, []
+    if len(arrived) != 1 or _dispatches(arrived[0]):
+        raise refuse(f"its class stands for {len(arrived)} tensors", expected, kind)
+    return arrived[0]
+
 
 _LEAST = 32 << 10  # bytes from which on a storage is worth a region: shorter messages are copied
 _SHM = "/dev/shm"  # noqa: S108  # nothing is written there
@@ -53,21 +189,13 @@ os.register_at_fork(before=_count_fork)
 
 
 class SharedRegion:
-    """Memory of tensors of this process that peers can map.
-
-    Attributes
-    ----------
-    start, nbytes
-        Address in this process, and length.
-    descriptor, identity
-        What a peer opens, and how it knows that it has opened the right memory.
-    """
+    """Memory of tensors of this process that peers can map."""
 
     __slots__ = ("descriptor", "identity", "nbytes", "start", "storage")
 
     def __init__(self, start: int, descriptor: int, storage: Any = None) -> None:
-        self.start, self.descriptor = start, descriptor
-        self.identity = identity(descriptor)
+        self.start, self.descriptor = start, descriptor  # the address here, and what a peer opens
+        self.identity = identity(descriptor)  # by which a peer knows that it is the right memory
         self.nbytes = self.identity.nbytes
         self.storage = None if storage is None else weakref.ref(storage)  # if it is torch's
 
@@ -80,27 +208,26 @@ class SharedRegion:
 
 
 class _Regions:
-    """The regions of this process. Memory may end in any thread at any moment, so there is no lock."""
+    """The regions of this process; each is an open file.
+
+    Memory may end in any thread at any moment, so there is no lock.
+    """
 
     def __init__(self) -> None:
         self.now = object()  # another one after each change
-        self._known: set[SharedRegion] = set()
+        self.known: set[SharedRegion] = set()
         self._sorted: tuple[object, list[int], list[SharedRegion]] = (self.now, [], [])
 
     def add(self, region: SharedRegion, owner: object) -> None:
         """Take in a region, until its owner ends."""
-        self._known.add(region)
+        self.known.add(region)
         self.now = object()
         is_own = region.storage is None
         ending = weakref.finalize(owner, self._end, region, _num_forks, is_own=is_own)
         ending.atexit = False  # the kernel knows better
 
-    def count(self) -> int:
-        """Number of regions; each is an open file."""
-        return len(self._known)
-
     def _end(self, region: SharedRegion, num_forks: int, *, is_own: bool) -> None:
-        self._known.discard(region)
+        self.known.discard(region)
         self.now = object()
         if not is_own:  # torch may have given it to further processes, and closes the descriptor
             return
@@ -109,11 +236,11 @@ class _Regions:
         os.close(region.descriptor)
 
     def find(self, address: int, nbytes: int) -> SharedRegion | None:
-        """The region that has all of some bytes."""
+        """The region that has all of some bytes of this process's memory, if one has."""
         seen, starts, regions = self._sorted
         now = self.now
         if seen is not now:
-            regions = sorted(self._known.copy(), key=lambda region: region.start)
+            regions = sorted(self.known.copy(), key=lambda region: region.start)
             starts = [region.start for region in regions]
             self._sorted = now, starts, regions
         index = bisect_right(starts, address) - 1
@@ -125,16 +252,12 @@ class _Regions:
 
 
 _regions = _Regions()
+region_of = _regions.find
 
 
 def regions_now() -> object:
     """An object that is another one as soon as a region has come or gone."""
     return _regions.now
-
-
-def region_of(address: int, nbytes: int) -> SharedRegion | None:
-    """The region that has all of some bytes of this process's memory, if one has."""
-    return _regions.find(address, nbytes)
 
 
 # What is mapped keeps its inode, so that no other memory gets the same identity.
@@ -233,12 +356,12 @@ def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def lasting_zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a flat tensor that lives long and is sent often: in shared memory where that is possible.
+    """Make a flat tensor that lives long and is sent often; in shared memory if that is possible.
 
     Of the files that the process may open, three quarters are left to others.
     """
     is_worth_it = device.type == "cpu" and numel * dtype.itemsize >= _LEAST
-    if is_worth_it and 4 * _regions.count() < resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+    if is_worth_it and 4 * len(_regions.known) < resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
         with contextlib.suppress(SharingError):
             return empty_shared(numel, dtype=dtype)
     return torch.zeros(numel, dtype=dtype, device=device)
@@ -301,7 +424,7 @@ def _movable(tensor: object) -> torch.UntypedStorage:
         raise refuse(
             "memory that torch has allocated", "memory of numpy, or of another library: clone() it"
         )
-    # Torch calls a copy of a file shared, `torch.from_file(shared=False)`, and has no descriptor for it.
+    # Torch calls a copy of a file shared, `torch.from_file(shared=False)`, without a descriptor.
     if storage.is_shared() and storage._share_fd_cpu_()[0] < 0:
         raise refuse("memory that torch has allocated", "a file that is mapped: clone() it")
     return storage

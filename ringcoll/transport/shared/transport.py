@@ -1,15 +1,22 @@
-"""Point-to-point messages through memory that the ranks of one host share; Linux, nothing to install.
+"""Point-to-point messages through memory that the ranks of one host share; nothing to install.
 
-How a message travels between two ranks is in `ringcoll.transport.shared.channel`, one of each rank to all
-others in `ringcoll.transport.shared.board`. Nothing moves by
-itself: a rank that waits takes what has come from all peers, and sends what had no place. It looks for a
-while, and then sleeps on its bell, a word on which the kernel lets it sleep (a futex). Ranks that share
-cores first give the processor away a few times: the rank that they wait for may then run at once.
+It needs Linux. How a message travels between two ranks is in `ringcoll.transport.shared.channel`.
+Nothing moves by itself: a rank that waits takes what has come from all peers, and sends what had no
+place. It looks for a while, and then sleeps on its bell, a word on which the kernel lets it sleep
+(a futex). Ranks that share cores first give the processor away a few times: the rank that they wait
+for may then run at once.
 
-What a rank has read in another's memory is right if that rank still lives afterwards, and has not given
-up: until the read is acknowledged, it may not change what it sends.
+What a rank has read in another's memory is right if that rank still lives afterwards, and has not
+given up: until the read is acknowledged, it may not change what it sends.
 
-With ranks on several hosts, each pair has its own way: `PairsTransport` has another transport beside.
+A message of each rank to all others goes through a board in its memory that all of them read. A
+rank writes its message once, to one of two places that take turns, and counts its exchanges up; a
+rank that has seen the count of a peer reads that peer's place. It may be written again two
+exchanges later: by then every rank has seen this rank's next count, and each rank counts only when
+it has read all that it was sent before.
+
+With ranks on several hosts, each pair has its own way: `PairsTransport` has another transport
+beside.
 """
 
 from __future__ import annotations
@@ -17,11 +24,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any
 
@@ -30,11 +37,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, read_text
-from ringcoll.transport.base import Handle, Message, NotYetError, Transport, late, meet_telling
-from ringcoll.transport.pairs import OutOfReachError, PairsTransport
-from ringcoll.transport.shared.board import Board, BoardExchange, BoardReceive
+from ringcoll.machine import as_fields, cores, free_bytes, read_all, read_text
+from ringcoll.transport.around import OutOfReachError, PairsTransport
+from ringcoll.transport.base import (
+    Handle,
+    Message,
+    NotYetError,
+    Transport,
+    await_peers,
+    bytes_at,
+    meet_telling,
+)
 from ringcoll.transport.shared.channel import (
+    FENCES,
     PeerChannel,
     PendingSends,
     Pieces,
@@ -42,19 +57,6 @@ from ringcoll.transport.shared.channel import (
     RingSend,
 )
 from ringcoll.transport.shared.memory import (
-    Identity,
-    SharedMemory,
-    fence,
-    forbids_reading,
-    futex_wait,
-    futex_wake,
-    has_futex,
-    identity,
-    is_ordered,
-    read_process,
-    reserve,
-)
-from ringcoll.transport.shared.memory_layout import (
     ASLEEP,
     AWAKE,
     BELL,
@@ -63,21 +65,31 @@ from ringcoll.transport.shared.memory_layout import (
     EXCHANGED,
     EXCHANGES,
     FOR_ROOM,
+    HEAD,
     PIECE,
     PIECES,
+    PLACE,
     SHORT,
     SLEEPS,
     STATE,
     WHOM,
     WORD,
+    Identity,
     SharedLayout,
+    SharedMemory,
+    fence,
+    forbids_reading,
+    futex_wait,
+    futex_wake,
+    identity,
+    is_ordered,
+    lacking,
+    read_process,
+    reserve,
 )
 
-Awaited = RingSend | RingReceive | BoardReceive | PendingSends
-# What ranks tell each other.
-_TOLD = dict.fromkeys(
-    ("pid", "descriptor", *Identity._fields, "secret", "address", "exchanges_to"), int
-)
+_FIELDS = ("pid", "descriptor", *Identity._fields, "secret", "address", "exchanges_to")
+_ABOUT = dict.fromkeys(_FIELDS, int)  # what ranks say about themselves
 _FAILED = 1 << 20  # ranks; what they count together has the failures above it
 _DIRECT_FROM = PIECES * PIECE + 1  # bytes, until a group has measured
 _FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
@@ -89,11 +101,108 @@ _NAP_S = 0.02  # between two looks at the clock and at the processes of the peer
 _SHORT_NAP_S = 0.0001  # while messages between hosts are on their way, which have to be moved
 
 
+@dataclass(slots=True, eq=False)
+class Board:
+    """The board of a rank."""
+
+    rank: int
+    memory: SharedMemory
+    start: int
+    number: int = 0  # of exchanges that the rank has begun
+
+
+def _board_places(
+    memory: SharedMemory, start: int, nbytes: int
+) -> tuple[list[int], list[memoryview]]:
+    """Words with the tags of the two places of a board, and their memory for so many bytes."""
+    places = (start, start + PLACE)
+    memories = [memory.data[place + HEAD : place + HEAD + nbytes] for place in places]
+    return [place // WORD for place in places], memories
+
+
+class BoardReceive:
+    """A message on the board of a peer."""
+
+    __slots__ = ("_into", "_sources", "_tags", "base", "channel", "done", "number", "tag", "words")
+
+    def __init__(self, channel: PeerChannel, message: Message, start: int) -> None:
+        _, tensor, self.base, is_lent = message
+        self.channel, self.words = channel, channel.other_words
+        self._into = None if is_lent else bytes_at(tensor.data_ptr(), tensor.nbytes)
+        self._tags, self._sources = _board_places(channel.other, start, tensor.nbytes)
+        self.tag = self.number = 0
+        self.done = False
+
+    def look(self) -> bool:
+        """Whether the message has come; one of another exchange (ranks disagree) never does."""
+        if not self.done and self.words[EXCHANGES] >= self.number:
+            if FENCES:
+                fence()
+            place = self.number & 1
+            if self.words[self._tags[place]] == self.tag:
+                if self._into is not None:
+                    self._into[:] = self._sources[place]
+                self.done = True
+        return self.done
+
+
+class BoardExchange:
+    """See `ringcoll.transport.base.Exchange`."""
+
+    def __init__(
+        self,
+        board: Board,
+        channels: Mapping[int, PeerChannel],
+        receives: Sequence[Message],
+        send: Tensor,
+        tag: int,
+    ) -> None:
+        self._board, self._words, self._tag = board, board.memory.words, tag
+        self._tensor, self._source = send, bytes_at(send.data_ptr(), send.nbytes)
+        self._tags, self._places = _board_places(board.memory, board.start, send.nbytes)
+        self._receives = [
+            BoardReceive(channels[message.peer], message, board.start) for message in receives
+        ]
+        self._messages = receives
+        self._channels = [receive.channel for receive in self._receives]
+        self._sent = [None] * len(receives)
+        self.place = 0
+
+    def __call__(self, mixed: int) -> list[Handle]:
+        """Write the message, and count."""
+        board, words = self._board, self._words
+        board.number = number = board.number + 1
+        self.place = place = number & 1
+        self._places[place][:] = self._source
+        words[self._tags[place]] = self._tag ^ mixed
+        for receive in self._receives:
+            receive.number, receive.tag, receive.done = number, receive.base ^ mixed, False
+        if FENCES:
+            fence()
+        words[EXCHANGES] = number
+        fence()
+        for channel in self._channels:
+            if channel.other_words[SLEEPS] >> WHOM == board.rank:
+                channel.ring_if_needed()
+        return [*self._receives, *self._sent]
+
+    def view(self, position: int, place: int) -> Tensor:
+        """Where a receive comes to a place."""
+        message, start = self._messages[position], self._board.start + place * PLACE + HEAD
+        memory = self._receives[position].channel.other.data
+        tensor = message.tensor
+        if not tensor.numel():
+            return tensor
+        return torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+
+
+Awaited = RingSend | RingReceive | BoardReceive | PendingSends
+
+
 def check() -> None:
     """Make sure that the machine has what it takes."""
-    lacking = _lacking()
-    if lacking:
-        raise ArgumentError(f"the transport shared needs {lacking}")
+    if means := lacking():
+        raise ArgumentError(f"the transport shared needs {means}")
 
 
 def check_automatic() -> None:
@@ -102,25 +211,6 @@ def check_automatic() -> None:
         raise ArgumentError(
             'the transport shared has only been run on x86-64; elsewhere ask for it: "shared"'
         )
-
-
-@functools.cache
-def _lacking() -> str:
-    """The means that the transport needs and this machine lacks; empty if there is nothing."""
-    if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
-        return "Linux 5.3 or later, with memfd_create and pidfd_open"
-    if not has_futex():
-        return "x86-64 or aarch64"
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-        _, descriptor = SharedMemory.create(4096, 4096)
-        try:
-            SharedMemory.open(os.getpid(), descriptor, identity(descriptor))
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        return f"a kernel that lets processes share memory and watch each other: {error}"
-    return ""
 
 
 def remark() -> str:
@@ -139,12 +229,7 @@ def make(
 class SharedTransport(Transport):
     """Messages through shared memory, among the ranks of one host: to others there is no channel.
 
-    Parameters
-    ----------
-    store
-        Store that all ranks see, and that nobody else uses.
-    rank, world_size
-        This rank, and the number of ranks.
+    All ranks see the store, and nobody else uses it.
     """
 
     name = "shared"
@@ -158,8 +243,7 @@ class SharedTransport(Transport):
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.hosts: tuple[int, ...] = ()
-        self._store = store
-        self._aborted = False
+        self._store, self._aborted = store, False
         self._pid = os.getpid()  # a process that is forked off does not have the group
         self._memory: SharedMemory | None = None
         self._pieces: Pieces | None = None
@@ -177,18 +261,19 @@ class SharedTransport(Transport):
         rank, store, everyone = self.rank, self._store, range(self.world_size)
         deadline = time.monotonic() + timeout_s
         given_up: Callable[[], bool] = lambda: self._aborted  # noqa: E731
-        # How many of the ranks are on this host is known when they have met; what is not used takes no room.
+        # How many ranks are here is known when they have met; what is not used takes no room.
+        most_nbytes = SharedLayout(everyone).nbytes
         try:
-            descriptor = reserve(SharedLayout(everyone).nbytes)
+            descriptor = reserve(most_nbytes)
         except OSError as error:
-            raise self._has_no_memory(SharedLayout(everyone).nbytes, error) from error
+            raise self._has_no_memory(most_nbytes, error) from error
         try:
             secret = ctypes.c_uint64(int.from_bytes(os.urandom(7), "little"))
             place = identity(descriptor)._asdict()
             about = {"pid": os.getpid(), "descriptor": descriptor, **place}
             about |= {"secret": secret.value, "address": ctypes.addressof(secret)}
             about["exchanges_to"] = self.exchanges_to
-            self.hosts, told = meet_telling(store, self, timeout_s, given_up, json.dumps(about))
+            self.hosts, abouts = meet_telling(store, self, timeout_s, given_up, json.dumps(about))
             here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
             if len(here) > cores():
                 self._spins, self._is_crowded = _CROWDED_SPINS, True
@@ -198,7 +283,9 @@ class SharedTransport(Transport):
             self._pieces = Pieces(self._memory, places.pieces, places.num_pieces)
             self._board = Board(rank, self._memory, places.board)
             peers = {
-                peer: as_fields(f"here/{peer}", told[peer], _TOLD) for peer in here if peer != rank
+                peer: as_fields(f"here/{peer}", abouts[peer], _ABOUT)
+                for peer in here
+                if peer != rank
             }
             reasons = [self._open(peer, about, places) for peer, about in peers.items()]
             # All ranks have to know, as all of them take another transport then.
@@ -206,14 +293,10 @@ class SharedTransport(Transport):
             came = store.add("opened", _FAILED + 1 if any(reasons) else 1)
             if came % _FAILED == self.world_size:
                 store.set("all opened", str(came // _FAILED))
-            keys = [f"unopened/{peer}" for peer in everyone]
-            if not appears(store, ["all opened"], deadline, given_up):
-                if given_up():
-                    raise PeerLostError(f"rank {rank} gave up meeting the others")
-                missing = [peer for peer in everyone if not store.check([keys[peer]])]
-                raise late(rank, missing, timeout_s)
+            keys = {peer: f"unopened/{peer}" for peer in everyone}
+            await_peers(store, rank, keys, deadline, timeout_s, given_up, "all opened")
             if read_text(store, "all opened") != "0":
-                why = "; ".join(filter(None, read_all(store, keys)))
+                why = "; ".join(filter(None, read_all(store, [*keys.values()])))
                 raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
             for channel in self._channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
@@ -225,7 +308,7 @@ class SharedTransport(Transport):
 
     @property
     def direct_from(self) -> int | None:
-        """Bytes from which a message is read in its sender's memory; see `Transport.direct_from`."""
+        """See `Transport.direct_from`."""
         return self._direct_from
 
     @direct_from.setter
@@ -239,8 +322,8 @@ class SharedTransport(Transport):
         try:
             free = free_bytes()
             if places.nbytes * num_ranks > free:  # the kernel would end a process, perhaps this one
-                told = f"only {free} bytes are free for {num_ranks} ranks of the host"
-                raise OSError(errno.ENOMEM, told)
+                reason = f"only {free} bytes are free for {num_ranks} ranks of the host"
+                raise OSError(errno.ENOMEM, reason)
             return SharedMemory.allocate(descriptor, places.nbytes, places.num_taken)
         except OSError as error:
             raise self._has_no_memory(places.nbytes, error) from error
@@ -295,7 +378,7 @@ class SharedTransport(Transport):
             send = RingSend(channels[message.peer], message, written.setdefault(place, {}))
             leaving.append((send, channels[message.peer].start))
         long = [pieces for (_, nbytes), pieces in written.items() if nbytes > SHORT]
-        told = [channels[peer] for peer in {message.peer for message in sends}]
+        informed = [channels[peer] for peer in {message.peer for message in sends}]
 
         def post(mixed: int) -> list[Handle]:
             handles: list[Handle] = [*arriving]
@@ -307,9 +390,9 @@ class SharedTransport(Transport):
             for send, start in leaving:
                 send.tag = send.base ^ mixed
                 handles.append(start(send))
-            if told:  # when all is written, as who wakes may take the processor
+            if informed:  # when all is written, as who wakes may take the processor
                 fence()
-                for channel in told:
+                for channel in informed:
                     if channel.other_words[SLEEPS]:
                         channel.ring_if_needed()
             return handles
@@ -373,10 +456,7 @@ class SharedTransport(Transport):
             receive.channel.release(receive)
 
     def push(self, timeout_s: float) -> None:
-        """Wait until all messages have found room, so that they reach ranks that this rank waits for.
-
-        Raises as `wait`.
-        """
+        """Wait until all messages have room, and so reach their receivers; raises as `wait`."""
         deadline = time.monotonic() + timeout_s
         for channel in self._channels.values():
             if channel.pending:
