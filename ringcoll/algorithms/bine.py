@@ -18,7 +18,7 @@ locality", SC 2025, arXiv 2508.17311.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 
 from ringcoll.algorithms import binomial, exchanges
@@ -63,6 +63,18 @@ def numbers(k: int, root: int) -> dict[int, int]:
     return {rank: number for number, rank in enumerate(tree(k, root))}
 
 
+def _on_tree(
+    program: Callable[..., Program], rank: int, k: int, root: int, *, in_blocks: bool = False
+) -> Program:
+    """A program of binomial trees, on a Bine tree."""
+    ranks, number = tree(k, root), numbers(k, root)[rank]
+    return renumber(
+        program(number, k, 0),
+        peer=ranks.__getitem__,
+        chunk=lambda chunk: ranks[chunk] if in_blocks else chunk,
+    )
+
+
 def middle(k: int) -> int:
     """The root whose tree does not go round the end: every subtree is a range of ranks.
 
@@ -84,9 +96,7 @@ def bine_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
        0  =0 >3:0  .       .       <0:0
        1  >1:0     <0:0    <3:0    >2:0
     """
-    ranks = tree(world_size, root)
-    steps = binomial.broadcast_phase(numbers(world_size, root)[rank], world_size, 0, inp(0))
-    return renumber(binomial.with_copy(steps, rank == root, 0), peer=ranks.__getitem__)
+    return _on_tree(binomial.binomial_tree_broadcast, rank, world_size, root)
 
 
 @_register("reduce", "bine_tree", slots=lambda k: 1, cost=binomial.REDUCE)
@@ -102,10 +112,7 @@ def bine_tree_reduce(rank: int, world_size: int, root: int) -> Program:
        0  +1:0    >0:0    >3:0    +2:0
        1  +3:0!   .       .       >0:0
     """
-    ranks = tree(world_size, root)
-    partial_sum = out(0) if rank == root else tmp(0, 0)
-    steps = binomial.reduce_phase(numbers(world_size, root)[rank], world_size, 0, partial_sum)
-    return renumber(steps, peer=ranks.__getitem__)
+    return _on_tree(binomial.binomial_tree_reduce, rank, world_size, root)
 
 
 @_register("all_reduce", "bine_tree", order=OperandOrder.RANK, cost=binomial.ALL_REDUCE)
@@ -145,10 +152,7 @@ def bine_tree_gather(rank: int, world_size: int, root: int) -> Program:
        0  =0 <1:1  >0:1    >3:2    <2:2
        1  <3:3,2   .       .       >0:3,2
     """
-    ranks, number = tree(world_size, root), numbers(world_size, root)[rank]
-    steps = binomial.gather_phase(number, world_size, 0, inp(number), tmp)
-    whole = binomial.with_copy(steps, rank == root, 0)
-    return renumber(whole, peer=ranks.__getitem__, chunk=ranks.__getitem__)
+    return _on_tree(binomial.binomial_tree_gather, rank, world_size, root, in_blocks=True)
 
 
 @_register(
@@ -165,10 +169,7 @@ def bine_tree_scatter(rank: int, world_size: int, root: int) -> Program:
        0  =0 >3:3,2  .       .       <0:3,2
        1  >1:1       <0:1    <3:2    >2:2
     """
-    ranks = tree(world_size, root)
-    steps = binomial.scatter_phase(numbers(world_size, root)[rank], world_size, 0, tmp)
-    whole = binomial.with_copy(steps, rank == root, 0)
-    return renumber(whole, peer=ranks.__getitem__, chunk=ranks.__getitem__)
+    return _on_tree(binomial.binomial_tree_scatter, rank, world_size, root, in_blocks=True)
 
 
 @_register(
