@@ -18,9 +18,8 @@
 `names`           algorithms by name, those joined by + or with an order of ranks; their proofs
 ================  =======================================================
 
-A new algorithm is one function with one `register` entry. Once its module is imported,
-the algorithm can be verified, drawn, measured and selected by name; docs/extending.md
-walks through it.
+A new algorithm is one function with one `register` entry. Once its module is imported, the
+algorithm can be verified, drawn, measured and selected by name; docs/extending.md walks through it.
 """
 
 from ringcoll.algorithms import (

@@ -1,9 +1,8 @@
 r"""Pipelined binary trees, one and two of them.
 
-Problem: a tree has few rounds, but in a plain one the leaves only send and the
-root is the bottleneck. In segments, all levels of a binary tree work at once.
-With *two* trees, each on half of the vector, every rank is an inner node of at
-most one of them, so all ranks send and receive alike.
+Problem: a tree has few rounds, but in a plain one the leaves only send and the root is the
+bottleneck. In segments, all levels of a binary tree work at once. With *two* trees, each on half of
+the vector, every rank is an inner node of at most one of them, so all ranks send and receive alike.
 
 The tree is in-order: label the ranks 1 to k; the height of a label is the
 number of its trailing zero bits, so odd labels are leaves::
@@ -27,6 +26,7 @@ bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009).
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 
 from ringcoll.algorithms.registry import Cost, register
 from ringcoll.schedule import (
@@ -116,15 +116,16 @@ def _inner_levels(k: int) -> list[int]:
     return most[:-1]  # the lowest labels have none
 
 
+_register = partial(register, "all_reduce", pipelined=True)
+
+
 def _children_heard(k: int) -> Fraction:
     return Fraction(sum(_inner_levels(k)))
 
 
-@register(
-    "all_reduce",
+@_register(
     "binary_tree",
     order=OperandOrder.RANK,
-    pipelined=True,
     cost=Cost(_levels, lambda k: 2 * _children_heard(k), _children_heard),
 )
 def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
@@ -144,11 +145,9 @@ def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
     return tree_all_reduce(rank, world_size, chunk=0, turn=0)
 
 
-@register(
-    "all_reduce",
+@_register(
     "double_tree",
     chunks=lambda k: 2,
-    pipelined=True,
     cost=Cost(_levels, _children_heard, lambda k: _children_heard(k) / 2),
 )
 def double_tree_all_reduce(rank: int, world_size: int) -> Program:
@@ -189,15 +188,13 @@ def _children_at_once(k: int) -> int:
     return sum(map(max, longer, shorter + [0] * (len(longer) - len(shorter))))
 
 
-@register(
-    "all_reduce",
+@_register(
     "dual_root",
     order=OperandOrder.RANK,
-    pipelined=True,
     cost=Cost(
-        rounds=lambda k: _levels(_halves(k)[0]) + 1,
-        traffic=lambda k: Fraction(2 * _children_at_once(k) + 1),
-        reduced=lambda k: Fraction(_children_at_once(k) + 1),
+        lambda k: _levels(_halves(k)[0]) + 1,
+        lambda k: Fraction(2 * _children_at_once(k) + 1),
+        lambda k: Fraction(_children_at_once(k) + 1),
     ),
     second_choice=True,
 )

@@ -1,8 +1,7 @@
 """Binomial trees: the number of ranks that know, or have been heard, doubles in each step.
 
-Ranks are counted from the root: v = (rank - root) mod k. The parent of v is v
-without its lowest set bit; a broadcast goes by falling, a reduction by rising
-powers of two::
+Ranks are counted from the root: v = (rank - root) mod k. The parent of v is v without its lowest
+set bit; a broadcast goes by falling, a reduction by rising powers of two::
 
     0 ---------------> 4        step 0   0>4
     0 -----> 2   4 --> 6        step 1   0>2  4>6
@@ -391,10 +390,7 @@ def knomial_tree_broadcast(rank: int, world_size: int, root: int, radix: int) ->
 
 
 @_register(
-    "reduce",
-    "knomial_tree",
-    slots=lambda k, radix: 1,
-    cost=Cost(_rounds, _messages, _messages),
+    "reduce", "knomial_tree", slots=lambda k, radix: 1, cost=Cost(_rounds, _messages, _messages)
 )
 def knomial_tree_reduce(rank: int, world_size: int, root: int, radix: int) -> Program:
     """K-nomial tree reduce: the broadcast backwards, adding on the way.

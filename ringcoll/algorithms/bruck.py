@@ -13,9 +13,8 @@ nor for itself::
     ReTri                +1 -1 | +3 -3 | +9 ...     digits 1, 0 and -1
     torus, rows of 4     +1 +2 +3 | +4 +8 ...       along the row, then along the column
 
-Source: J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal and D. Weathersby, "Efficient
-algorithms for all-to-all communications in multiport message-passing systems",
-IEEE TPDS 8 (1997).
+Source: J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal and D. Weathersby, "Efficient algorithms for
+all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (1997).
 """
 
 from __future__ import annotations
@@ -67,9 +66,7 @@ def bruck_all_gather(rank: int, world_size: int) -> Program:
 
 
 @register(
-    "barrier",
-    "dissemination",
-    cost=Cost(rounds_to_reach_all, vector_each_round, vector_each_round),
+    "barrier", "dissemination", cost=Cost(rounds_to_reach_all, vector_each_round, vector_each_round)
 )
 def dissemination_barrier(rank: int, world_size: int) -> Program:
     """Dissemination barrier: ceil(lg k) rounds of one token, any number of ranks.

@@ -132,10 +132,7 @@ def circulant_reduce_scatter(rank: int, world_size: int) -> Program:
 
 
 @_register(
-    "all_gather",
-    "circulant",
-    chunks=lambda k: k,
-    cost=Cost(rounds_to_reach_all, share_of_others),
+    "all_gather", "circulant", chunks=lambda k: k, cost=Cost(rounds_to_reach_all, share_of_others)
 )
 def circulant_all_gather(rank: int, world_size: int) -> Program:
     """Circulant all-gather: the circulant reduce-scatter backwards, without reducing.

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 from ringcoll.algorithms.registry import Cost, register, share_of_others
 from ringcoll.schedule import (
@@ -59,9 +60,10 @@ def _exchange(
 _WHOLE_VECTORS = Cost(lambda k: 1, lambda k: Fraction(k - 1), lambda k: Fraction(k - 1))
 
 
-@register(
-    "all_reduce", "direct", order=OperandOrder.AT_ONCE, slots=lambda k: k, cost=_WHOLE_VECTORS
-)
+_at_once = partial(register, order=OperandOrder.AT_ONCE, slots=lambda k: k)
+
+
+@_at_once("all_reduce", "direct", cost=_WHOLE_VECTORS)
 def direct_all_reduce(rank: int, world_size: int) -> Program:
     """Direct all-reduce: everyone sends everything to everyone, then all add in rank order.
 
@@ -77,12 +79,10 @@ def direct_all_reduce(rank: int, world_size: int) -> Program:
     yield _fold(rank, world_size, 0)
 
 
-@register(
+@_at_once(
     "reduce_scatter",
     "direct",
-    order=OperandOrder.AT_ONCE,
     chunks=lambda k: k,
-    slots=lambda k: k,
     cost=Cost(lambda k: 1, share_of_others, share_of_others),
 )
 def direct_reduce_scatter(rank: int, world_size: int) -> Program:
@@ -100,11 +100,9 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Program:
     yield _fold(rank, world_size, rank)
 
 
-@register(
+@_at_once(
     "all_reduce",
     "linear",
-    order=OperandOrder.AT_ONCE,
-    slots=lambda k: k,
     cost=Cost(lambda k: 2, lambda k: Fraction(2 * (k - 1)), lambda k: Fraction(k - 1)),
     second_choice=True,
 )
@@ -129,12 +127,10 @@ def linear_all_reduce(rank: int, world_size: int) -> Program:
         yield Step(*(send(peer, out(0)) for peer in range(1, world_size)))
 
 
-@register(
+@_at_once(
     "all_reduce",
     "two_shot",
-    order=OperandOrder.AT_ONCE,
     chunks=lambda k: k,
-    slots=lambda k: k,
     cost=Cost(lambda k: 2, lambda k: 2 * share_of_others(k), share_of_others),
 )
 def two_shot_all_reduce(rank: int, world_size: int) -> Program:
@@ -157,12 +153,7 @@ def two_shot_all_reduce(rank: int, world_size: int) -> Program:
     yield Step(*_exchange(rank, world_size, lambda peer: out(rank), out))
 
 
-@register(
-    "all_gather",
-    "direct",
-    chunks=lambda k: k,
-    cost=Cost(lambda k: 1, share_of_others),
-)
+@register("all_gather", "direct", chunks=lambda k: k, cost=Cost(lambda k: 1, share_of_others))
 def direct_all_gather(rank: int, world_size: int) -> Program:
     """Direct all-gather: everyone sends its block straight to everyone.
 
@@ -177,7 +168,7 @@ def direct_all_gather(rank: int, world_size: int) -> Program:
     yield Step(copy(out(rank), inp(rank)), *exchange)
 
 
-@register("broadcast", "linear", cost=Cost(rounds=lambda k: 1, traffic=lambda k: Fraction(k - 1)))
+@register("broadcast", "linear", cost=Cost(lambda k: 1, lambda k: Fraction(k - 1)))
 def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
     """Linear broadcast: the root sends to everyone.
 
@@ -195,7 +186,7 @@ def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
     yield Step(copy(out(0), inp(0)), *(send(peer, inp(0)) for peer in peers))
 
 
-@register("reduce", "direct", order=OperandOrder.AT_ONCE, slots=lambda k: k, cost=_WHOLE_VECTORS)
+@_at_once("reduce", "direct", cost=_WHOLE_VECTORS)
 def direct_reduce(rank: int, world_size: int, root: int) -> Program:
     """Direct reduce: everyone sends everything to the root, which adds in rank order.
 
@@ -284,10 +275,7 @@ def pairwise_reduce_scatter(rank: int, world_size: int) -> Program:
 
 
 @register(
-    "all_to_all",
-    "pairwise",
-    chunks=lambda k: k * k,
-    cost=Cost(lambda k: k - 1, share_of_others),
+    "all_to_all", "pairwise", chunks=lambda k: k * k, cost=Cost(lambda k: k - 1, share_of_others)
 )
 def pairwise_all_to_all(rank: int, world_size: int) -> Program:
     """Pairwise all-to-all: each block goes straight to its destination.

@@ -15,11 +15,10 @@ inside each host, and where it has completed a chunk, the second reduces that ch
 before the first goes on. A third name is for groups of hosts, as square as can be:
 ``ring+ring+two_shot``.
 
-The hosts may have different numbers of ranks, in any order. With m ranks on the
-smallest one, m of each act. The others are divided among them, and each acting
-rank reduces with its own first (a binomial tree), and tells them the result last.
-With m = 1 this is the scheme of leaders: reduce inside, all-reduce among the
-leaders, broadcast inside.
+The hosts may have different numbers of ranks, in any order. With m ranks on the smallest one, m of
+each act. The others are divided among them, and each acting rank reduces with its own first (a
+binomial tree), and tells them the result last. With m = 1 this is the scheme of leaders: reduce
+inside, all-reduce among the leaders, broadcast inside.
 
 A reduce-scatter runs inside and then across; an all-gather runs across and then inside. All ranks
 act: those of the same number on each host exchange their blocks across. Where hosts have different

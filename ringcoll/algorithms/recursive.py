@@ -231,8 +231,7 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
     rank, the lower bound. For other k, with p the power of two below: two steps
     and twice the vector more, and p in place of k. Operands stay in rank order.
 
-    Source: R. Rabenseifner, "Optimization of collective reduction operations",
-    ICCS 2004.
+    Source: R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(rabenseifner_all_reduce, 4))
@@ -343,12 +342,7 @@ def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
         yield Step()
 
 
-@register(
-    "all_gather",
-    "recursive_doubling",
-    chunks=lambda k: k,
-    cost=Cost(_rounds, _blocks),
-)
+@register("all_gather", "recursive_doubling", chunks=lambda k: k, cost=Cost(_rounds, _blocks))
 def recursive_doubling_all_gather(rank: int, world_size: int) -> Program:
     """Recursive doubling all-gather: exchange all that is known with rank ^ 1, rank ^ 2, ...
 

@@ -159,8 +159,7 @@ class Algorithm:
     pipelined
         Whether the algorithm is meant to be run in segments.
     equal_blocks
-        Whether a rank moves blocks of others, whose length it knows only if all blocks are
-        equal.
+        Whether a rank moves blocks of others, whose length it knows only if all blocks are equal.
     restriction
         The reason why the algorithm is not defined for a world size; otherwise ``None``.
     needs_hosts

@@ -1,8 +1,7 @@
 """Rings and chains: every rank sends to the next one and receives from the one before.
 
-Problem: move or reduce a long vector with every link busy all the time. A ring
-does so at the lowest possible traffic, at the price of a number of rounds that
-grows with the number of ranks.
+Problem: move or reduce a long vector with every link busy all the time. A ring does so at the
+lowest possible traffic, at the price of a number of rounds that grows with the number of ranks.
 
 ::
 
@@ -203,10 +202,7 @@ def _strided(rank: int, world_size: int, stride: int, channel: int) -> Program:
 
 
 @register(
-    "broadcast",
-    "chain",
-    pipelined=True,
-    cost=Cost(rounds=lambda k: k - 1, traffic=lambda k: Fraction(k - 1)),
+    "broadcast", "chain", pipelined=True, cost=Cost(lambda k: k - 1, lambda k: Fraction(k - 1))
 )
 def chain_broadcast(rank: int, world_size: int, root: int) -> Program:
     """Chain broadcast, to be run in segments: rank v hears from v - 1 and tells v + 1.

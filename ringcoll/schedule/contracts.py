@@ -1,9 +1,8 @@
 """The promise of each collective: where data are before it, and must be after it.
 
-Data are counted in *blocks*. The collectives on a vector (all-reduce, broadcast,
-reduce, barrier) have one block, the collectives on lists have a block for each rank,
-and all-to-all has a block for each ordered pair, ``src * world_size + dst``. A
-schedule may cut each block into several chunks.
+Data are counted in *blocks*. The collectives on a vector (all-reduce, broadcast, reduce, barrier)
+have one block, the collectives on lists have a block for each rank, and all-to-all has a block for
+each ordered pair, ``src * world_size + dst``. A schedule may cut each block into several chunks.
 
 Sources: the MPI standard 4.1, chapter 6, for the meaning; nccl-tests,
 doc/PERFORMANCE.md, for the factors of bus bandwidth.

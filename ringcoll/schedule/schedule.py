@@ -300,10 +300,9 @@ def chunk_elements(schedule: Written, numel: int) -> list[range]:
 def primitives(schedule: Schedule, rank: int) -> list[str]:
     """A rank's program in NCCL's vocabulary.
 
-    The receive of one step and the send of the next become one primitive where
-    they concern the same place: ``recvReduceSend`` passes on a partial result,
-    ``recvReduceCopySend`` keeps and passes on a complete result, ``recvCopySend``
-    keeps and passes on data that are not reduced.
+    The receive of one step and the send of the next become one primitive where they concern the
+    same place: ``recvReduceSend`` passes on a partial result, ``recvReduceCopySend`` keeps and
+    passes on a complete result, ``recvCopySend`` keeps and passes on data that are not reduced.
 
     Returns
     -------
