@@ -51,18 +51,17 @@ def bruck_all_gather(rank: int, world_size: int) -> Program:
        0  =0 >3:0 <1:1   =1 >0:1 <2:2   =2 >1:2 <3:3   =3 >2:3 <0:0
        1  >2:0-1 <2:2-3  >3:1-2 <3:3,0  >0:2-3 <0:0-1  >1:3,0 <1:1-2
     """
-    distance, first = 1, (copy(out(rank), inp(rank)),)
-    while distance < world_size:
+    source, first = inp, [copy(out(rank), inp(rank))]
+    for distance in powers_below(2, world_size):
         blocks = range(min(distance, world_size - distance))
-        sent = [(rank + block) % world_size for block in blocks]
-        received = [(rank + distance + block) % world_size for block in blocks]
-        source = inp if distance == 1 else out
+        sent = ((rank + block) % world_size for block in blocks)
+        received = ((rank + distance + block) % world_size for block in blocks)
         yield Step(
-            *(first if distance == 1 else ()),
+            *first,
             send((rank - distance) % world_size, *map(source, sent)),
             recv((rank + distance) % world_size, *map(out, received)),
         )
-        distance *= 2
+        source, first = out, []
 
 
 @register(
@@ -84,15 +83,12 @@ def dissemination_barrier(rank: int, world_size: int) -> Program:
        0  >1:0 +3:0   >2:0 +0:0   >3:0 +1:0   >0:0 +2:0
        1  >2:0 +2:0!  >3:0 +3:0!  >0:0 +0:0!  >1:0 +1:0!
     """
-    distance, held = 1, inp(0)
-    while distance < world_size:
-        yield Step(
-            send((rank + distance) % world_size, held),
-            recv_reduce(
-                (rank - distance) % world_size, out(0), held, final=2 * distance >= world_size
-            ),
-        )
-        held, distance = out(0), 2 * distance
+    held = inp(0)
+    for distance in powers_below(2, world_size):
+        dst, src = (rank + distance) % world_size, (rank - distance) % world_size
+        last = 2 * distance >= world_size
+        yield Step(send(dst, held), recv_reduce(src, out(0), held, final=last))
+        held = out(0)
 
 
 Way = tuple[int, ...]

@@ -15,7 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from ringcoll.algorithms.registry import Cost, Parameter, register, rounds_to_reach_all
+from ringcoll.algorithms.registry import (
+    Cost,
+    Parameter,
+    powers_below,
+    register,
+    rounds_to_reach_all,
+)
 from ringcoll.schedule import (
     OperandOrder,
     Operation,
@@ -49,8 +55,8 @@ def recursive_doubling_scan(rank: int, world_size: int) -> Program:
        0  >1:0 =0  >2:0 +0:0  >3:0 +1:0  +2:0
        1  >2:0     >3:0       +0:0       +1:0
     """
-    far, held = 1, inp(0)
-    while far < world_size:
+    held = inp(0)
+    for far in powers_below(2, world_size):
         step: list[Operation] = [send(rank + far, held)] if rank + far < world_size else []
         if rank >= far:
             step.append(recv_reduce(rank - far, out(0), held))
@@ -58,7 +64,6 @@ def recursive_doubling_scan(rank: int, world_size: int) -> Program:
         elif rank == 0 and far == 1:
             step.append(copy(out(0), inp(0)))
         yield Step(*step)
-        far *= 2
 
 
 @register(

@@ -407,7 +407,7 @@ def register(
             )
             return mark_built_in(algorithm) if is_built_in else algorithm
 
-        _REGISTRY[key], _WITH_VALUE[key] = entry(None), entry
+        _WITH_VALUE[key], _REGISTRY[key] = entry, entry(None)
         _changed()
         return program
 
@@ -490,17 +490,12 @@ def algorithms(
         There is no such collective.
     """
     wanted = CONTRACTS if collective is None else {contract(collective).collective}
-    for registered in tuple(_REGISTRY.values()):
+    for key, registered in tuple(_REGISTRY.items()):
         if registered.collective in wanted:
-            for entry in _variants(registered) if variants else (registered,):
+            tried = registered.parameter.tried if variants and registered.parameter else ()
+            for entry in (registered, *(_WITH_VALUE[key](value) for value in tried)):
                 if world_size is None or not entry.restriction(world_size):
                     yield entry
-
-
-def _variants(entry: Algorithm) -> Iterator[Algorithm]:
-    yield entry
-    for value in entry.parameter.tried if entry.parameter else ():
-        yield entry_of(entry.collective, f"{entry.name}={value}")
 
 
 def entry_of(collective: str, name: str) -> Algorithm:
