@@ -97,11 +97,9 @@ class Schedule(Written):
         """Rank, step and index of the reductions that complete a chunk without stating it."""
         return finals_of(self)
 
-    def _header(self) -> str:
-        return (
-            f"schedule {self.collective} {self.algorithm} world_size={self.world_size} "
-            f"num_chunks={self.num_chunks} num_slots={self.num_slots} root={self.root}"
-        )
+    def _header(self) -> tuple[str, str, int, int, int, int]:
+        sizes = self.world_size, self.num_chunks, self.num_slots
+        return self.collective, self.algorithm, *sizes, self.root
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):
@@ -115,7 +113,10 @@ class Schedule(Written):
 
     def to_text(self) -> str:
         """Write the schedule as text that `from_text` reads back."""
-        lines = [self._header()]
+        lines = [
+            f"schedule {self.collective} {self.algorithm} world_size={self.world_size} "
+            f"num_chunks={self.num_chunks} num_slots={self.num_slots} root={self.root}"
+        ]
         for rank in range(self.world_size):
             lines.append(f"rank {rank}")
             lines += [f"  {step}".rstrip() or "  -" for step in self.steps(rank)]
