@@ -1,9 +1,8 @@
 r"""Pipelined binary trees, one and two of them.
 
-Problem: a tree has few rounds, but in a plain one the leaves only send and the
-root is the bottleneck. In segments, all levels of a binary tree work at once.
-With *two* trees, each on half of the vector, every rank is an inner node of at
-most one of them, so all ranks send and receive alike.
+Problem: a tree has few rounds, but in a plain one the leaves only send and the root is the
+bottleneck. In segments, all levels of a binary tree work at once. With *two* trees, each on half of
+the vector, every rank is an inner node of at most one of them, so all ranks send and receive alike.
 
 The tree is in-order: label the ranks 1 to k; the height of a label is the
 number of its trailing zero bits, so odd labels are leaves::
@@ -17,7 +16,8 @@ number of its trailing zero bits, so odd labels are leaves::
 The second tree is the first one turned by one rank, so that its inner nodes are
 the first one's leaves; that holds for every k, odd ones too.
 
-With two *roots*, each half of the ranks has a tree of its own, and the roots exchange what they have.
+With two *roots*, each half of the ranks has a tree of its own, and the roots exchange what they
+have.
 
 Source: P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full
 bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009).
@@ -26,9 +26,9 @@ bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009).
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 
-from ringcoll.algorithms.entry import Cost
-from ringcoll.algorithms.registry import register
+from ringcoll.algorithms.registry import Cost, register
 from ringcoll.schedule import (
     OperandOrder,
     Operation,
@@ -60,9 +60,7 @@ def parent(label: int, world_size: int) -> int | None:
 def children(label: int, world_size: int) -> list[int]:
     """The labels below, the lower one first; at most two."""
     half = (label & -label) // 2
-    if not half:
-        return []
-    below = [label - half]
+    below = [label - half] if half else []
     while half and label + half > world_size:
         half //= 2
     return [*below, label + half] if half else below
@@ -70,11 +68,8 @@ def children(label: int, world_size: int) -> list[int]:
 
 def depth(label: int, world_size: int) -> int:
     """Distance from the root."""
-    steps = 0
     above = parent(label, world_size)
-    while above is not None:
-        steps, above = steps + 1, parent(above, world_size)
-    return steps
+    return 0 if above is None else 1 + depth(above, world_size)
 
 
 def height(world_size: int) -> int:
@@ -83,10 +78,7 @@ def height(world_size: int) -> int:
 
 
 def tree_all_reduce(rank: int, world_size: int, *, chunk: int, turn: int) -> Program:
-    """Reduce one chunk up the tree and send it down again.
-
-    ``turn`` is the rank that has label 1.
-    """
+    """Reduce one chunk up the tree and send it down again; rank ``turn`` has label 1."""
 
     def rank_of(label: int) -> int:
         return (label - 1 + turn) % world_size
@@ -94,22 +86,14 @@ def tree_all_reduce(rank: int, world_size: int, *, chunk: int, turn: int) -> Pro
     label = (rank - turn) % world_size + 1
     above, level, levels = parent(label, world_size), depth(label, world_size), height(world_size)
     below = children(label, world_size)
-    up: list[Step] = [Step()] * levels
-    down: list[Step] = [Step()] * levels
-    held = out(chunk) if below else inp(chunk)
+    up, down = [Step()] * levels, [Step()] * levels
+    held, gathering = inp(chunk), list[Operation]()
+    for child in below:
+        left, final = child < label, above is None and child == below[-1]
+        peer, total = rank_of(child), out(chunk)
+        gathering.append(recv_reduce(peer, total, held, received_left=left, final=final))
+        held = total
     if below:
-        local, gathering = inp(chunk), list[Operation]()
-        for child in below:
-            gathering.append(
-                recv_reduce(
-                    rank_of(child),
-                    out(chunk),
-                    local,
-                    received_left=child < label,
-                    final=above is None and child == below[-1],
-                )
-            )
-            local = out(chunk)
         up[levels - level - 1] = Step(*gathering)
         down[level] = Step(*(send(rank_of(child), out(chunk)) for child in below))
     if above is not None:
@@ -125,24 +109,24 @@ def _levels(k: int) -> int:
 
 def _inner_levels(k: int) -> list[int]:
     """Most children of any label at each depth; all are heard in one step."""
-    most = [0] * height(k)
+    most = [0] * (height(k) + 1)
     for label in range(1, k + 1):
-        if below := children(label, k):
-            level = depth(label, k)
-            most[level] = max(most[level], len(below))
-    return most
+        level = depth(label, k)
+        most[level] = max(most[level], len(children(label, k)))
+    return most[:-1]  # the lowest labels have none
 
 
-@register(
-    "all_reduce",
+_register = partial(register, "all_reduce", pipelined=True)
+
+
+def _children_heard(k: int) -> Fraction:
+    return Fraction(sum(_inner_levels(k)))
+
+
+@_register(
     "binary_tree",
     order=OperandOrder.RANK,
-    pipelined=True,
-    cost=Cost(
-        rounds=_levels,
-        traffic=lambda k: Fraction(2 * sum(_inner_levels(k))),
-        reduced=lambda k: Fraction(sum(_inner_levels(k))),
-    ),
+    cost=Cost(_levels, lambda k: 2 * _children_heard(k), _children_heard),
 )
 def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
     """All-reduce on a binary tree, to be run in segments.
@@ -161,16 +145,10 @@ def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
     return tree_all_reduce(rank, world_size, chunk=0, turn=0)
 
 
-@register(
-    "all_reduce",
+@_register(
     "double_tree",
     chunks=lambda k: 2,
-    pipelined=True,
-    cost=Cost(
-        rounds=_levels,
-        traffic=lambda k: Fraction(2 * sum(_inner_levels(k)), 2),
-        reduced=lambda k: Fraction(sum(_inner_levels(k)), 2),
-    ),
+    cost=Cost(_levels, _children_heard, lambda k: _children_heard(k) / 2),
 )
 def double_tree_all_reduce(rank: int, world_size: int) -> Program:
     """All-reduce on two binary trees, half of the vector on each, to be run in segments.
@@ -199,33 +177,36 @@ def _halves(k: int) -> tuple[int, int]:
     return (k + 1) // 2, k // 2
 
 
+def _root(world_size: int) -> int:
+    """The rank without a parent: its label is the highest power of two."""
+    return (1 << height(world_size)) - 1
+
+
 def _children_at_once(k: int) -> int:
     """Most children of any label at each depth of both trees, added up."""
     longer, shorter = map(_inner_levels, _halves(k))
     return sum(map(max, longer, shorter + [0] * (len(longer) - len(shorter))))
 
 
-@register(
-    "all_reduce",
+@_register(
     "dual_root",
     order=OperandOrder.RANK,
-    pipelined=True,
     cost=Cost(
-        rounds=lambda k: _levels(_halves(k)[0]) + 1,
-        traffic=lambda k: Fraction(2 * _children_at_once(k) + 1),
-        reduced=lambda k: Fraction(_children_at_once(k) + 1),
+        lambda k: _levels(_halves(k)[0]) + 1,
+        lambda k: Fraction(2 * _children_at_once(k) + 1),
+        lambda k: Fraction(_children_at_once(k) + 1),
     ),
     second_choice=True,
 )
 def dual_root_all_reduce(rank: int, world_size: int) -> Program:
-    """Dual-root tree all-reduce, to be run in segments: a tree on each half, and the roots exchange.
+    """Dual-root tree all-reduce, in segments: a tree on each half, and the roots exchange.
 
-    2 floor(lg ceil(k/2)) + 1 steps; in segments, partial results go up and results go down at the same time.
-    Both roots complete the result, so that no rank is the only one. Any number of ranks. Operands stay in
-    rank order.
+    2 floor(lg ceil(k/2)) + 1 steps; it is to be run in segments: then partial results go up and
+    results go down at the same time. Both roots complete the result, so that no rank is the only
+    one. Any number of ranks. Operands stay in rank order.
 
-    Source: J. L. Träff, "A doubly-pipelined, dual-root reduction-to-all algorithm and implementation",
-    arXiv 2109.12626.
+    Source: J. L. Träff, "A doubly-pipelined, dual-root reduction-to-all algorithm and
+    implementation", arXiv 2109.12626.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(dual_root_all_reduce, 4))
@@ -246,8 +227,3 @@ def dual_root_all_reduce(rank: int, world_size: int) -> Program:
         held = out(0) if size > 1 else inp(0)
         exchange = Step(send(other, held), recv_reduce(other, out(0), held, final=True))
     yield from (*later, *steps[:levels], exchange, *steps[levels:])
-
-
-def _root(world_size: int) -> int:
-    """The rank without a parent: its label is the highest power of two."""
-    return (1 << height(world_size)) - 1

@@ -1,8 +1,9 @@
 """Bine trees: binomial trees with shorter edges, by distances in base -2.
 
-Problem: ranks with near numbers are near in the network, but the edges of a binomial tree are 1, 2, 4,
-8, ... ranks long. If edges point to both sides in turn, a subtree lies on both sides of its root, and
-edges of 1, 1, 3, 5, 11, ..., |1 - (-2)^(s+1)|/3, reach all ranks: 2/3 of the length in the limit::
+Problem: ranks with near numbers are near in the network, but the edges of a binomial tree are 1, 2,
+4, 8, ... ranks long. If edges point to both sides in turn, a subtree lies on both sides of its
+root, and edges of 1, 1, 3, 5, 11, ..., |1 - (-2)^(s+1)|/3, reach all ranks: 2/3 of the length in
+the limit::
 
     binomial    0 -------> 4        Bine    0 -----> 3       even ranks send up, odd ones down
                 0 ---> 2                7 <- 0   3 -> 4      even down, odd up
@@ -17,17 +18,19 @@ locality", SC 2025, arXiv 2508.17311.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from fractions import Fraction
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 
 from ringcoll.algorithms import binomial, exchanges
-from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.combining import all_to_all_by
-from ringcoll.algorithms.entry import Cost
-from ringcoll.algorithms.exchanges import needs_power, reached, spread
-from ringcoll.algorithms.registry import register
-from ringcoll.algorithms.swing import swing
+from ringcoll.algorithms.bruck import all_to_all_by
+from ringcoll.algorithms.exchanges import needs_power, reached, spread, swing
+from ringcoll.algorithms.registry import (
+    Cost,
+    register,
+    rounds_to_reach_all,
+    share_of_others,
+    vector_each_round,
+)
 from ringcoll.schedule import (
     OperandOrder,
     Program,
@@ -48,8 +51,6 @@ _register = partial(register, restriction=partial(needs_power, 2), second_choice
 def tree(k: int, root: int) -> tuple[int, ...]:
     """The ranks, in the order of their numbers in a binomial tree.
 
-    Examples
-    --------
     >>> tree(8, 0)
     (0, 1, 7, 6, 3, 2, 4, 5)
     """
@@ -62,23 +63,25 @@ def numbers(k: int, root: int) -> dict[int, int]:
     return {rank: number for number, rank in enumerate(tree(k, root))}
 
 
+def _on_tree(
+    program: Callable[..., Program], rank: int, k: int, root: int, *, in_blocks: bool = False
+) -> Program:
+    """A program of binomial trees, on a Bine tree."""
+    ranks, number = tree(k, root), numbers(k, root)[rank]
+    return renumber(
+        program(number, k, 0),
+        peer=ranks.__getitem__,
+        chunk=lambda chunk: ranks[chunk] if in_blocks else chunk,
+    )
+
+
 def middle(k: int) -> int:
     """The root whose tree does not go round the end: every subtree is a range of ranks.
 
-    Examples
-    --------
     >>> middle(8), tree(8, 2)
     (2, (2, 3, 1, 0, 5, 4, 6, 7))
     """
     return sum(1 << bit for bit in range(1, rounds_to_reach_all(k), 2))
-
-
-def _lg(k: int) -> Fraction:
-    return Fraction(rounds_to_reach_all(k))
-
-
-def _share(k: int) -> Fraction:
-    return Fraction(k - 1, k)
 
 
 @_register("broadcast", "bine_tree", cost=binomial.BROADCAST)
@@ -93,9 +96,7 @@ def bine_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
        0  =0 >3:0  .       .       <0:0
        1  >1:0     <0:0    <3:0    >2:0
     """
-    ranks = tree(world_size, root)
-    steps = binomial.broadcast_phase(numbers(world_size, root)[rank], world_size, 0, inp(0))
-    return renumber(binomial.with_copy(steps, rank == root, 0), peer=ranks.__getitem__)
+    return _on_tree(binomial.binomial_tree_broadcast, rank, world_size, root)
 
 
 @_register("reduce", "bine_tree", slots=lambda k: 1, cost=binomial.REDUCE)
@@ -111,25 +112,15 @@ def bine_tree_reduce(rank: int, world_size: int, root: int) -> Program:
        0  +1:0    >0:0    >3:0    +2:0
        1  +3:0!   .       .       >0:0
     """
-    ranks = tree(world_size, root)
-    partial_sum = out(0) if rank == root else tmp(0, 0)
-    steps = binomial.reduce_phase(numbers(world_size, root)[rank], world_size, 0, partial_sum)
-    return renumber(steps, peer=ranks.__getitem__)
+    return _on_tree(binomial.binomial_tree_reduce, rank, world_size, root)
 
 
-@_register(
-    "all_reduce",
-    "bine_tree",
-    order=OperandOrder.RANK,
-    cost=Cost(
-        rounds=lambda k: 2 * rounds_to_reach_all(k), traffic=lambda k: 2 * _lg(k), reduced=_lg
-    ),
-)
+@_register("all_reduce", "bine_tree", order=OperandOrder.RANK, cost=binomial.ALL_REDUCE)
 def bine_tree_all_reduce(rank: int, world_size: int) -> Program:
     """Bine tree all-reduce: a Bine tree reduce to a rank in the middle, then a broadcast from it.
 
-    2 lg k steps, each with the whole vector; k a power of two. The tree does not go round the end of the
-    ranks, so that operands stay in rank order.
+    2 lg k steps, each with the whole vector; k a power of two. The tree does not go round the end
+    of the ranks, so that operands stay in rank order.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(bine_tree_all_reduce, 4))
@@ -161,10 +152,7 @@ def bine_tree_gather(rank: int, world_size: int, root: int) -> Program:
        0  =0 <1:1  >0:1    >3:2    <2:2
        1  <3:3,2   .       .       >0:3,2
     """
-    ranks, number = tree(world_size, root), numbers(world_size, root)[rank]
-    steps = binomial.gather_phase(number, world_size, 0, inp(number), tmp)
-    whole = binomial.with_copy(steps, rank == root, 0)
-    return renumber(whole, peer=ranks.__getitem__, chunk=ranks.__getitem__)
+    return _on_tree(binomial.binomial_tree_gather, rank, world_size, root, in_blocks=True)
 
 
 @_register(
@@ -181,10 +169,7 @@ def bine_tree_scatter(rank: int, world_size: int, root: int) -> Program:
        0  =0 >3:3,2  .       .       <0:3,2
        1  >1:1       <0:1    <3:2    >2:2
     """
-    ranks = tree(world_size, root)
-    steps = binomial.scatter_phase(numbers(world_size, root)[rank], world_size, 0, tmp)
-    whole = binomial.with_copy(steps, rank == root, 0)
-    return renumber(whole, peer=ranks.__getitem__, chunk=ranks.__getitem__)
+    return _on_tree(binomial.binomial_tree_scatter, rank, world_size, root, in_blocks=True)
 
 
 @_register(
@@ -192,13 +177,13 @@ def bine_tree_scatter(rank: int, world_size: int, root: int) -> Program:
     "bine",
     chunks=lambda k: k,
     slots=lambda k: k // 2,
-    cost=Cost(rounds=rounds_to_reach_all, traffic=_share, reduced=_share),
+    cost=Cost(rounds_to_reach_all, share_of_others, share_of_others),
 )
 def bine_reduce_scatter(rank: int, world_size: int) -> Program:
     """Bine reduce-scatter: half of the blocks go to the nearest peer, a quarter to the next, ...
 
-    lg k steps, (k - 1)/k of the input sent by each rank and as much reduced: all three lower bounds. k a
-    power of two.
+    lg k steps, (k - 1)/k of the input sent by each rank and as much reduced: all three lower
+    bounds. k a power of two.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(bine_reduce_scatter, 4))
@@ -215,7 +200,7 @@ def bine_reduce_scatter(rank: int, world_size: int) -> Program:
 
 @_register("all_gather", "bine", chunks=lambda k: k, cost=binomial.BLOCKS)
 def bine_all_gather(rank: int, world_size: int) -> Program:
-    """Bine all-gather: one block goes to the farthest peer, two to the next, ..., half of all to the nearest.
+    """Bine all-gather: one block to the farthest peer, two to the next, ..., half to the nearest.
 
     lg k steps and (k - 1)/k of the output sent by each rank: both lower bounds. k a power of two.
 
@@ -233,8 +218,8 @@ def bine_all_gather(rank: int, world_size: int) -> Program:
 def bine_all_reduce(rank: int, world_size: int) -> Program:
     """Bine all-reduce: Swing, with chunks numbered so that each message is one range of them.
 
-    2 lg k steps and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a power of two. The
-    form of the paper for short vectors is `swing_latency`.
+    2 lg k steps and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a power of two.
+    The form of the paper for short vectors is `swing_latency`.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(bine_all_reduce, 4))
@@ -267,13 +252,13 @@ def bine_all_reduce(rank: int, world_size: int) -> Program:
     chunks=lambda k: k * k,
     slots=lambda k: k - 1 - rounds_to_reach_all(k),
     equal_blocks=True,
-    cost=Cost(rounds=rounds_to_reach_all, traffic=lambda k: _lg(k) / 2),
+    cost=Cost(rounds=rounds_to_reach_all, traffic=lambda k: vector_each_round(k) / 2),
 )
 def bine_all_to_all(rank: int, world_size: int) -> Program:
     """Bine all-to-all: in each step, half of the blocks go to the peer that is on their way.
 
-    lg k steps; lg k / 2 times the input is sent. k a power of two. Blocks of equal length only: a rank passes
-    on blocks that are neither from nor for itself.
+    lg k steps; lg k / 2 times the input is sent. k a power of two. Blocks of equal length only: a
+    rank passes on blocks that are neither from nor for itself.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(bine_all_to_all, 4))

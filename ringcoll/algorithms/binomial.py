@@ -1,12 +1,15 @@
 """Binomial trees: the number of ranks that know, or have been heard, doubles in each step.
 
-Ranks are counted from the root: v = (rank - root) mod k. The parent of v is v
-without its lowest set bit; a broadcast goes by falling, a reduction by rising
-powers of two::
+Ranks are counted from the root: v = (rank - root) mod k. The parent of v is v without its lowest
+set bit; a broadcast goes by falling, a reduction by rising powers of two::
 
     0 ---------------> 4        step 0   0>4
     0 -----> 2   4 --> 6        step 1   0>2  4>6
     0 -> 1   2 -> 3    ...      step 2   0>1  2>3  4>5  6>7
+
+Where a message costs latency more than the sender's time, a binomial tree is too deep. In a
+k-nomial tree of any radix r a rank serves up to r - 1 others in a step, in fewer steps: the parent
+of v is v without its lowest digit other than 0 in base r.
 
 Source: MPICH; R. Thakur et al., IJHPCA 19 (2005).
 """
@@ -16,11 +19,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from ringcoll.algorithms import ring
-from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.entry import Cost
-from ringcoll.algorithms.registry import register
+from ringcoll.algorithms.registry import (
+    Cost,
+    Parameter,
+    powers_below,
+    register,
+    rounds_to_reach_all,
+    share_of_others,
+    vector_each_round,
+)
 from ringcoll.schedule import (
     OperandOrder,
     Operation,
@@ -37,21 +47,21 @@ from ringcoll.schedule import (
 )
 
 
-def levels(world_size: int, radix: int = 2) -> list[int]:
-    """1, r, r^2, ... below the number of ranks: how far apart parents and children are."""
-    masks = [1]
-    while masks[-1] * radix < world_size:
-        masks.append(masks[-1] * radix)
-    return masks if world_size > 1 else []
-
-
 @dataclass(frozen=True)
 class _Node:
-    """A rank of a tree with ``radix`` - 1 children a level (in a binomial one: 1), counted from the root."""
+    """A rank of a tree with ``radix`` - 1 children a level (in a binomial one: 1)."""
 
-    v: int
+    v: int  # counted from the root
     world_size: int
+    root: int
     radix: int
+
+    def levels(self) -> list[int]:
+        """How far apart parents and children are."""
+        return [*powers_below(self.radix, self.world_size)]
+
+    def rank(self, v: int) -> int:
+        return (v + self.root) % self.world_size
 
     def children(self, mask: int) -> range:
         """The children at a level."""
@@ -59,27 +69,30 @@ class _Node:
             return range(0)
         return range(self.v + mask, min(self.v + self.radix * mask, self.world_size), mask)
 
-    def parent(self, mask: int) -> int | None:
+    def parents(self, mask: int) -> range:
         """The parent, if it is at this level."""
         offset = self.v % (self.radix * mask)
-        return self.v - offset if offset and offset % mask == 0 else None
+        above = self.v - offset
+        return range(above, above + 1) if offset and offset % mask == 0 else range(0)
 
     def below(self, child: int, mask: int) -> range:
         """The ranks below a child at a level, itself included."""
         return range(child, min(child + mask, self.world_size))
 
 
+def _node(rank: int, world_size: int, root: int, radix: int) -> _Node:
+    return _Node((rank - root) % world_size, world_size, root, radix)
+
+
 def broadcast_phase(rank: int, world_size: int, root: int, held: Ref, radix: int = 2) -> Program:
     """Send chunk 0 from the root, which has it in ``held``, to every output."""
-    node = _Node((rank - root) % world_size, world_size, radix)
-    for mask in reversed(levels(world_size, radix)):
-        gives = (
-            send((child + root) % world_size, out(0) if node.v else held)
-            for child in node.children(mask)
+    node = _node(rank, world_size, root, radix)
+    source = out(0) if node.v else held
+    for mask in reversed(node.levels()):
+        yield Step(
+            *(send(node.rank(child), source) for child in node.children(mask)),
+            *(recv(node.rank(parent), out(0)) for parent in node.parents(mask)),
         )
-        parent = node.parent(mask)
-        takes = () if parent is None else (recv((parent + root) % world_size, out(0)),)
-        yield Step(*gives, *takes)
 
 
 def reduce_phase(
@@ -93,21 +106,17 @@ def reduce_phase(
     """Reduce chunk 0 onto the root; partial results are kept in ``partial``.
 
     The data of a child are the right operand, unless ``received_left`` says otherwise; see
-    `ringcoll.schedule.ir.recv_reduce`.
+    `ringcoll.schedule.recv_reduce`.
     """
-    node, held = _Node((rank - root) % world_size, world_size, radix), inp(0)
-    for mask in levels(world_size, radix):
-        operations: list[Operation] = []
-        if (parent := node.parent(mask)) is not None:
-            operations.append(send((parent + root) % world_size, held))
+    node, held = _node(rank, world_size, root, radix), inp(0)
+    for mask in node.levels():
+        step: list[Operation] = [send(node.rank(parent), held) for parent in node.parents(mask)]
         for child in node.children(mask):
             final = node.v == 0 and child + mask >= world_size
-            peer = (child + root) % world_size
-            operations.append(
-                recv_reduce(peer, partial, held, received_left=received_left, final=final)
-            )
+            peer = node.rank(child)
+            step.append(recv_reduce(peer, partial, held, received_left=received_left, final=final))
             held = partial
-        yield Step(*operations)
+        yield Step(*step)
 
 
 def gather_phase(
@@ -118,23 +127,25 @@ def gather_phase(
     ``kept`` says where the other ranks keep what they pass on, from (index,
     block); the indices start at 0.
     """
-    v = (rank - root) % world_size
-    node = _Node(v, world_size, radix)
+    node = _node(rank, world_size, root, radix)
 
-    def place(u: int) -> Ref:
-        block = (u + root) % world_size
-        if u == v:
+    def place(v: int) -> Ref:
+        if v == node.v:
             return own
-        return out(block) if v == 0 else kept(u - v - 1, block)
+        block = node.rank(v)
+        return kept(v - node.v - 1, block) if node.v else out(block)
 
-    for mask in levels(world_size, radix):
-        takes = (
-            recv((child + root) % world_size, *map(place, node.below(child, mask)))
-            for child in node.children(mask)
+    for mask in node.levels():
+        yield Step(
+            *(
+                recv(node.rank(child), *map(place, node.below(child, mask)))
+                for child in node.children(mask)
+            ),
+            *(
+                send(node.rank(parent), *map(place, node.below(node.v, mask)))
+                for parent in node.parents(mask)
+            ),
         )
-        parent, mine = node.parent(mask), map(place, node.below(v, mask))
-        gives = () if parent is None else (send((parent + root) % world_size, *mine),)
-        yield Step(*takes, *gives)
 
 
 def scatter_phase(
@@ -144,23 +155,25 @@ def scatter_phase(
 
     ``kept`` says where a rank keeps what it passes on, from (index, block).
     """
-    v = (rank - root) % world_size
-    node = _Node(v, world_size, radix)
+    node = _node(rank, world_size, root, radix)
 
-    def place(u: int) -> Ref:
-        block = (u + root) % world_size
-        if v == 0:
+    def place(v: int) -> Ref:
+        block = node.rank(v)
+        if node.v == 0:
             return inp(block)
-        return out(block) if u == v else kept(u - v - 1, block)
+        return out(block) if v == node.v else kept(v - node.v - 1, block)
 
-    for mask in reversed(levels(world_size, radix)):
-        gives = (
-            send((child + root) % world_size, *map(place, node.below(child, mask)))
-            for child in node.children(mask)
+    for mask in reversed(node.levels()):
+        yield Step(
+            *(
+                send(node.rank(child), *map(place, node.below(child, mask)))
+                for child in node.children(mask)
+            ),
+            *(
+                recv(node.rank(parent), *map(place, node.below(node.v, mask)))
+                for parent in node.parents(mask)
+            ),
         )
-        parent, mine = node.parent(mask), map(place, node.below(v, mask))
-        takes = () if parent is None else (recv((parent + root) % world_size, *mine),)
-        yield Step(*gives, *takes)
 
 
 def with_copy(steps: Program, is_root: bool, *chunks: int) -> Program:
@@ -172,13 +185,12 @@ def with_copy(steps: Program, is_root: bool, *chunks: int) -> Program:
 
 # ---- Costs ---------------------------------------------------------------------------------
 
-BROADCAST = Cost(rounds=rounds_to_reach_all, traffic=lambda k: Fraction(rounds_to_reach_all(k)))
-REDUCE = Cost(
-    rounds=rounds_to_reach_all,
-    traffic=lambda k: Fraction(rounds_to_reach_all(k)),
-    reduced=lambda k: Fraction(rounds_to_reach_all(k)),
+BROADCAST = Cost(rounds_to_reach_all, vector_each_round)
+REDUCE = Cost(rounds_to_reach_all, vector_each_round, vector_each_round)
+ALL_REDUCE = Cost(
+    lambda k: 2 * rounds_to_reach_all(k), lambda k: 2 * vector_each_round(k), vector_each_round
 )
-BLOCKS = Cost(rounds=rounds_to_reach_all, traffic=lambda k: Fraction(k - 1, k))
+BLOCKS = Cost(rounds_to_reach_all, share_of_others)
 
 
 @register("broadcast", "binomial_tree", cost=BROADCAST)
@@ -212,16 +224,7 @@ def binomial_tree_reduce(rank: int, world_size: int, root: int) -> Program:
     return reduce_phase(rank, world_size, root, out(0) if rank == root else tmp(0, 0))
 
 
-@register(
-    "all_reduce",
-    "binomial_tree",
-    order=OperandOrder.RANK,
-    cost=Cost(
-        rounds=lambda k: 2 * rounds_to_reach_all(k),
-        traffic=lambda k: Fraction(2 * rounds_to_reach_all(k)),
-        reduced=lambda k: Fraction(rounds_to_reach_all(k)),
-    ),
-)
+@register("all_reduce", "binomial_tree", order=OperandOrder.RANK, cost=ALL_REDUCE)
 def binomial_tree_all_reduce(rank: int, world_size: int) -> Program:
     """Tree all-reduce: a binomial tree reduce to rank 0, then a broadcast from it.
 
@@ -274,9 +277,7 @@ def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
     "broadcast",
     "scatter_all_gather",
     chunks=lambda k: k,
-    cost=Cost(
-        rounds=lambda k: rounds_to_reach_all(k) + k - 1, traffic=lambda k: Fraction(2 * (k - 1), k)
-    ),
+    cost=Cost(lambda k: rounds_to_reach_all(k) + k - 1, lambda k: 2 * share_of_others(k)),
 )
 def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Program:
     """Broadcast of a long vector: a binomial tree scatter, then a ring all-gather.
@@ -310,9 +311,7 @@ def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Progr
     chunks=lambda k: k,
     slots=lambda k: 3 + (k - 1) // 2,
     cost=Cost(
-        rounds=lambda k: rounds_to_reach_all(k) + k - 1,
-        traffic=lambda k: Fraction(2 * (k - 1), k),
-        reduced=lambda k: Fraction(k - 1, k),
+        lambda k: rounds_to_reach_all(k) + k - 1, lambda k: 2 * share_of_others(k), share_of_others
     ),
 )
 def reduce_scatter_gather_reduce(rank: int, world_size: int, root: int) -> Program:
@@ -339,3 +338,114 @@ def reduce_scatter_gather_reduce(rank: int, world_size: int, root: int) -> Progr
     yield from gather_phase(
         rank, world_size, root, result, lambda index, block: tmp(3 + index, block)
     )
+
+
+# ---- K-nomial trees ------------------------------------------------------------------------
+
+
+def _rounds(k: int, radix: int) -> int:
+    return len([*powers_below(radix, k)])
+
+
+def _messages(k: int, radix: int) -> Fraction:
+    """The root's messages: r - 1 at each level, fewer where so many are not left."""
+    return Fraction(sum(min(radix - 1, (k - 1) // mask) for mask in powers_below(radix, k)))
+
+
+def _passed_on(k: int, radix: int) -> int:
+    """Most blocks that a rank other than the root keeps for others."""
+    return max((min(mask, k - mask) - 1 for mask in powers_below(radix, k)), default=0)
+
+
+_BLOCKS = Cost(_rounds, lambda k, radix: share_of_others(k))
+_register = partial(
+    register,
+    second_choice=True,
+    # 4 halves the steps of a binomial tree.
+    parameter=Parameter("radix", default=lambda k: 4, least=2),
+)
+
+
+@_register("broadcast", "knomial_tree", cost=Cost(_rounds, _messages))
+def knomial_tree_broadcast(rank: int, world_size: int, root: int, radix: int) -> Program:
+    """K-nomial tree broadcast: every rank that has the vector sends it to up to r - 1 others.
+
+    ceil(log_r k) steps, up to r - 1 messages a step. With r = 4 these are half of the binomial
+    tree's steps; a name such as ``knomial_tree=8`` has another radix. On 16 ranks::
+
+        0 -------------------> 4, 8, 12     step 0
+        0 -> 1, 2, 3    4 -> 5, 6, 7  ...   step 1
+
+    Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
+
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(schedule_of("broadcast", "knomial_tree", 5)))
+    step  rank 0          rank 1  rank 2  rank 3  rank 4
+       0  =0 >4:0         .       .       .       <0:0
+       1  >1:0 >2:0 >3:0  <0:0    <0:0    <0:0    .
+    """
+    steps = broadcast_phase(rank, world_size, root, inp(0), radix)
+    return with_copy(steps, rank == root, 0)
+
+
+@_register(
+    "reduce", "knomial_tree", slots=lambda k, radix: 1, cost=Cost(_rounds, _messages, _messages)
+)
+def knomial_tree_reduce(rank: int, world_size: int, root: int, radix: int) -> Program:
+    """K-nomial tree reduce: the broadcast backwards, adding on the way.
+
+    ceil(log_r k) steps, with up to r - 1 messages each; r is 4, or as in ``knomial_tree=8``.
+    Partial results are kept in one slot of scratch memory.
+
+    Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
+
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(schedule_of("reduce", "knomial_tree", 5)))
+    step  rank 0          rank 1  rank 2  rank 3  rank 4
+       0  +1:0 +2:0 +3:0  >0:0    >0:0    >0:0    .
+       1  +4:0!           .       .       .       >0:0
+    """
+    partial_sum = out(0) if rank == root else tmp(0, 0)
+    return reduce_phase(rank, world_size, root, partial_sum, radix)
+
+
+@_register("gather", "knomial_tree", chunks=lambda k, radix: k, slots=_passed_on, cost=_BLOCKS)
+def knomial_tree_gather(rank: int, world_size: int, root: int, radix: int) -> Program:
+    """K-nomial tree gather: each rank collects from up to r - 1 others, then passes it all on.
+
+    ceil(log_r k) steps; the root receives (k - 1)/k of the output, the lower bound. r is 4, or as
+    in ``knomial_tree=8``.
+
+    Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
+
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(schedule_of("gather", "knomial_tree", 5)))
+    step  rank 0             rank 1  rank 2  rank 3  rank 4
+       0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3    .
+       1  <4:4               .       .       .       >0:4
+    """
+    steps = gather_phase(rank, world_size, root, inp(rank), tmp, radix)
+    return with_copy(steps, rank == root, root)
+
+
+@_register("scatter", "knomial_tree", chunks=lambda k, radix: k, slots=_passed_on, cost=_BLOCKS)
+def knomial_tree_scatter(rank: int, world_size: int, root: int, radix: int) -> Program:
+    """K-nomial tree scatter: the root hands out parts to up to r - 1 others, and so do they.
+
+    ceil(log_r k) steps; the root sends (k - 1)/k of the input, the lower bound. r is 4, or as in
+    ``knomial_tree=8``.
+
+    Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
+
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(schedule_of("scatter", "knomial_tree", 5)))
+    step  rank 0          rank 1  rank 2  rank 3  rank 4
+       0  =0 >4:4         .       .       .       <0:4
+       1  >1:1 >2:2 >3:3  <0:1    <0:2    <0:3    .
+    """
+    steps = scatter_phase(rank, world_size, root, tmp, radix)
+    return with_copy(steps, rank == root, root)

@@ -1,9 +1,16 @@
-"""Direct exchange: everything in one round, whatever the traffic.
+"""Direct and pairwise exchange: each block goes straight to its destination.
 
-Problem: the lowest latency for short messages, and a reduction whose operands
-are added strictly in rank order, from left to right. That also makes these the
-algorithms for operators that are not associative, and the most exact ones when
-the sum is accumulated in a wider type.
+Problem: the lowest latency for short messages, in one round, whatever the traffic; and a reduction
+whose operands are added strictly in rank order, from left to right. That also makes these the
+algorithms for operators that are not associative, and the most exact ones when the sum is
+accumulated in a wider type.
+
+In a pairwise exchange, step s sends to rank + s and receives from rank - s. Each step is a
+permutation, so no rank is ever sent two messages at once::
+
+    step 1   0>1  1>2  2>3  3>0
+    step 2   0>2  1>3  2>0  3>1
+    step 3   0>3  1>0  2>1  3>2
 
 Source: the basic linear algorithms of Open MPI.
 """
@@ -12,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
-from ringcoll.algorithms.entry import Cost
-from ringcoll.algorithms.registry import register
+from ringcoll.algorithms.registry import Cost, register, share_of_others
 from ringcoll.schedule import (
     OperandOrder,
     Operation,
@@ -25,6 +32,7 @@ from ringcoll.schedule import (
     inp,
     out,
     recv,
+    recv_reduce,
     reduce,
     send,
     tmp,
@@ -49,18 +57,13 @@ def _exchange(
     return [*sends, *(recv(peer, received(peer)) for peer in reversed(others))]
 
 
-def _share(k: int) -> Fraction:
-    return Fraction(k - 1, k)
+_WHOLE_VECTORS = Cost(lambda k: 1, lambda k: Fraction(k - 1), lambda k: Fraction(k - 1))
 
 
-_WHOLE_VECTORS = Cost(
-    rounds=lambda k: 1, traffic=lambda k: Fraction(k - 1), reduced=lambda k: Fraction(k - 1)
-)
+_at_once = partial(register, order=OperandOrder.AT_ONCE, slots=lambda k: k)
 
 
-@register(
-    "all_reduce", "direct", order=OperandOrder.AT_ONCE, slots=lambda k: k, cost=_WHOLE_VECTORS
-)
+@_at_once("all_reduce", "direct", cost=_WHOLE_VECTORS)
 def direct_all_reduce(rank: int, world_size: int) -> Program:
     """Direct all-reduce: everyone sends everything to everyone, then all add in rank order.
 
@@ -76,13 +79,11 @@ def direct_all_reduce(rank: int, world_size: int) -> Program:
     yield _fold(rank, world_size, 0)
 
 
-@register(
+@_at_once(
     "reduce_scatter",
     "direct",
-    order=OperandOrder.AT_ONCE,
     chunks=lambda k: k,
-    slots=lambda k: k,
-    cost=Cost(rounds=lambda k: 1, traffic=_share, reduced=_share),
+    cost=Cost(lambda k: 1, share_of_others, share_of_others),
 )
 def direct_reduce_scatter(rank: int, world_size: int) -> Program:
     """Direct reduce-scatter: every block goes straight to its owner, who adds in rank order.
@@ -99,23 +100,17 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Program:
     yield _fold(rank, world_size, rank)
 
 
-@register(
+@_at_once(
     "all_reduce",
     "linear",
-    order=OperandOrder.AT_ONCE,
-    slots=lambda k: k,
-    cost=Cost(
-        rounds=lambda k: 2,
-        traffic=lambda k: Fraction(2 * (k - 1)),
-        reduced=lambda k: Fraction(k - 1),
-    ),
+    cost=Cost(lambda k: 2, lambda k: Fraction(2 * (k - 1)), lambda k: Fraction(k - 1)),
     second_choice=True,
 )
 def linear_all_reduce(rank: int, world_size: int) -> Program:
     """Linear all-reduce: rank 0 adds up all vectors in rank order, and sends everyone the sum.
 
-    Two steps; rank 0 receives and sends k - 1 times the vector. It is the reference for all others: what
-    one process would compute that had all vectors.
+    Two steps; rank 0 receives and sends k - 1 times the vector. It is the reference for all others:
+    what one process would compute that had all vectors.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(linear_all_reduce, 3))
@@ -132,13 +127,11 @@ def linear_all_reduce(rank: int, world_size: int) -> Program:
         yield Step(*(send(peer, out(0)) for peer in range(1, world_size)))
 
 
-@register(
+@_at_once(
     "all_reduce",
     "two_shot",
-    order=OperandOrder.AT_ONCE,
     chunks=lambda k: k,
-    slots=lambda k: k,
-    cost=Cost(rounds=lambda k: 2, traffic=lambda k: 2 * _share(k), reduced=_share),
+    cost=Cost(lambda k: 2, lambda k: 2 * share_of_others(k), share_of_others),
 )
 def two_shot_all_reduce(rank: int, world_size: int) -> Program:
     """Two-shot all-reduce: a direct reduce-scatter, then a direct all-gather.
@@ -160,7 +153,7 @@ def two_shot_all_reduce(rank: int, world_size: int) -> Program:
     yield Step(*_exchange(rank, world_size, lambda peer: out(rank), out))
 
 
-@register("all_gather", "direct", chunks=lambda k: k, cost=Cost(rounds=lambda k: 1, traffic=_share))
+@register("all_gather", "direct", chunks=lambda k: k, cost=Cost(lambda k: 1, share_of_others))
 def direct_all_gather(rank: int, world_size: int) -> Program:
     """Direct all-gather: everyone sends its block straight to everyone.
 
@@ -175,7 +168,7 @@ def direct_all_gather(rank: int, world_size: int) -> Program:
     yield Step(copy(out(rank), inp(rank)), *exchange)
 
 
-@register("broadcast", "linear", cost=Cost(rounds=lambda k: 1, traffic=lambda k: Fraction(k - 1)))
+@register("broadcast", "linear", cost=Cost(lambda k: 1, lambda k: Fraction(k - 1)))
 def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
     """Linear broadcast: the root sends to everyone.
 
@@ -193,7 +186,7 @@ def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
     yield Step(copy(out(0), inp(0)), *(send(peer, inp(0)) for peer in peers))
 
 
-@register("reduce", "direct", order=OperandOrder.AT_ONCE, slots=lambda k: k, cost=_WHOLE_VECTORS)
+@_at_once("reduce", "direct", cost=_WHOLE_VECTORS)
 def direct_reduce(rank: int, world_size: int, root: int) -> Program:
     """Direct reduce: everyone sends everything to the root, which adds in rank order.
 
@@ -212,7 +205,7 @@ def direct_reduce(rank: int, world_size: int, root: int) -> Program:
     yield _fold(rank, world_size, 0)
 
 
-@register("gather", "linear", chunks=lambda k: k, cost=Cost(rounds=lambda k: 1, traffic=_share))
+@register("gather", "linear", chunks=lambda k: k, cost=Cost(lambda k: 1, share_of_others))
 def linear_gather(rank: int, world_size: int, root: int) -> Program:
     """Linear gather: everyone sends its block to the root.
 
@@ -232,7 +225,7 @@ def linear_gather(rank: int, world_size: int, root: int) -> Program:
     )
 
 
-@register("scatter", "linear", chunks=lambda k: k, cost=Cost(rounds=lambda k: 1, traffic=_share))
+@register("scatter", "linear", chunks=lambda k: k, cost=Cost(lambda k: 1, share_of_others))
 def linear_scatter(rank: int, world_size: int, root: int) -> Program:
     """Linear scatter: the root sends each rank its block.
 
@@ -250,3 +243,103 @@ def linear_scatter(rank: int, world_size: int, root: int) -> Program:
         copy(out(root), inp(root)),
         *(send(peer, inp(peer)) for peer in range(world_size) if peer != root),
     )
+
+
+@register(
+    "reduce_scatter",
+    "pairwise",
+    chunks=lambda k: k,
+    cost=Cost(lambda k: k - 1, share_of_others, share_of_others),
+)
+def pairwise_reduce_scatter(rank: int, world_size: int) -> Program:
+    """Pairwise reduce-scatter: get each rank's share of the own block from it directly.
+
+    k - 1 steps, (k - 1)/k of the input sent by each rank, no scratch memory.
+
+    Source: MPICH; R. Thakur et al., IJHPCA 19 (2005), section 4.
+
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(pairwise_reduce_scatter, 4))
+    step  rank 0      rank 1      rank 2      rank 3
+       0  >1:1 +3:0   >2:2 +0:1   >3:3 +1:2   >0:0 +2:3
+       1  >2:2 +2:0   >3:3 +3:1   >0:0 +0:2   >1:1 +1:3
+       2  >3:3 +1:0!  >0:0 +2:1!  >1:1 +3:2!  >2:2 +0:3!
+    """
+    local = inp(rank)
+    for step in range(1, world_size):
+        dst, src = (rank + step) % world_size, (rank - step) % world_size
+        yield Step(
+            send(dst, inp(dst)), recv_reduce(src, out(rank), local, final=step == world_size - 1)
+        )
+        local = out(rank)
+
+
+@register(
+    "all_to_all", "pairwise", chunks=lambda k: k * k, cost=Cost(lambda k: k - 1, share_of_others)
+)
+def pairwise_all_to_all(rank: int, world_size: int) -> Program:
+    """Pairwise all-to-all: each block goes straight to its destination.
+
+    k - 1 steps, (k - 1)/k of the input sent by each rank: the lower bound on
+    traffic. Blocks may differ in length.
+
+    Source: MPICH; R. Thakur et al., IJHPCA 19 (2005), section 4.
+
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(pairwise_all_to_all, 3))
+    step  rank 0        rank 1        rank 2
+       0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5
+       1  >2:2 <1:3     >0:3 <2:7     >1:7 <0:2
+    """
+    own = rank * world_size + rank
+    for step in range(1, world_size):
+        dst, src = (rank + step) % world_size, (rank - step) % world_size
+        yield Step(
+            *((copy(out(own), inp(own)),) if step == 1 else ()),
+            send(dst, inp(rank * world_size + dst)),
+            recv(src, out(src * world_size + rank)),
+        )
+
+
+def _neighbor(rank: int, step: int, k: int) -> int:
+    """Even ranks begin with the next one, then take turns; odd ranks the other way round."""
+    return (rank + (1 if rank % 2 == step % 2 else -1)) % k
+
+
+def _pair(rank: int, step: int, k: int) -> tuple[int, int]:
+    """The two blocks that a rank has since a step; before, it had two others for as many steps."""
+    if step == 0:
+        return rank - rank % 2, rank - rank % 2 + 1
+    return _pair(_neighbor(rank, step, k), step - 1, k)
+
+
+@register(
+    "all_gather",
+    "neighbor_exchange",
+    chunks=lambda k: k,
+    restriction=lambda k: "it needs an even number of ranks" if k % 2 and k > 1 else None,
+    cost=Cost(lambda k: k // 2, share_of_others),
+    second_choice=True,
+)
+def neighbor_exchange_all_gather(rank: int, world_size: int) -> Program:
+    """Neighbour exchange all-gather: two blocks at a time, with the next and previous rank in turn.
+
+    k/2 steps, half of the ring's, and (k - 1)/k of the output sent by each rank; k even. Only
+    neighbours exchange messages.
+
+    Source: J. Chen, L. Zhang, Y. Zhang and W. Yuan, "Performance evaluation of allgather algorithms
+    on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
+
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(neighbor_exchange_all_gather, 6))
+    step  rank 0         rank 1         rank 2         rank 3         rank 4         rank 5
+       0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2   =4 >5:4 <5:5   =5 >4:5 <4:4
+       1  >5:0-1 <5:4-5  >2:0-1 <2:2-3  >1:2-3 <1:0-1  >4:2-3 <4:4-5  >3:4-5 <3:2-3  >0:4-5 <0:0-1
+       2  >1:4-5 <1:2-3  >0:2-3 <0:4-5  >3:0-1 <3:4-5  >2:4-5 <2:0-1  >5:2-3 <5:0-1  >4:0-1 <4:2-3
+    """
+    peer = _neighbor(rank, 0, world_size)
+    yield Step(copy(out(rank), inp(rank)), send(peer, inp(rank)), recv(peer, out(peer)))
+    for step in range(1, world_size // 2):
+        peer = _neighbor(rank, step, world_size)
+        sent, received = _pair(rank, step - 1, world_size), _pair(rank, step, world_size)
+        yield Step(send(peer, *map(out, sent)), recv(peer, *map(out, received)))

@@ -1,24 +1,31 @@
 """Rounds of exchanges: which ranks meet in which round decides all else.
 
-Problem: networks differ in what is near. Halving, Swing, BCube and others differ only in whom a rank
-exchanges with in each round. Here a *pattern* is one function a round, from a rank to its peers; if
-every rank reaches every other in exactly one way, the pattern is a reduce-scatter (each peer gets
-what it and those that it meets later need), and backwards an all-gather::
+Problem: networks differ in what is near. Halving, Swing, BCube and others differ only in whom a
+rank exchanges with in each round. Here a *pattern* is one function a round, from a rank to its
+peers; if every rank reaches every other in exactly one way, the pattern is a reduce-scatter (each
+peer gets what it and those that it meets later need), and backwards an all-gather::
 
     BCube on 12 ranks     0-1-2-3   4-5-6-7   8-9-10-11
                           0-4-8   1-5-9   2-6-10   3-7-11
 
 In the same rounds whole vectors can be exchanged: fewer rounds, and more bytes.
+
+In recursive halving a rank meets ranks 1, 2, 4, 8, ... away; on a ring of ranks a message takes
+as many links. In Swing even ranks go to one side, odd ranks to the other, and the sides change; in
+Trivance a rank meets both neighbours at once, by 1, 3, 9, ...::
+
+    Swing on 8 ranks      0-1 2-3 4-5 6-7       distances 1, -1, 3
+                          7-0 1-2 3-4 5-6
+                          0-3 1-6 2-5 4-7
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.algorithms.entry import Cost, Parameter
-from ringcoll.algorithms.registry import register
+from ringcoll.algorithms.registry import Cost, Parameter, powers_below, register, share_of_others
 from ringcoll.schedule import (
     OperandOrder,
     Program,
@@ -60,15 +67,7 @@ def _in_order(rank: object) -> int:
 def reduce_scatter_phase(
     rank: int, rounds: Rounds, place: Callable[[int], Ref], result: Ref
 ) -> Program:
-    """Reduce chunk r onto rank r.
-
-    Parameters
-    ----------
-    place
-        Where a partial result is kept, from its chunk.
-    result
-        Where this rank's own chunk is kept at the end.
-    """
+    """Reduce chunk r onto rank r; it ends in ``result``, partial sums are in ``place(chunk)``."""
     held: Callable[[int], Ref] = inp
     for number, peers in enumerate(rounds):
         later = rounds[number + 1 :]
@@ -103,10 +102,11 @@ def all_reduce_by(rank: int, rounds: Rounds) -> Program:
 
 
 def exchange_vectors(rank: int, rounds: Rounds) -> Program:
-    """All-reduce of whole vectors: in each round, a rank and its peers add up what each of them has.
+    """All-reduce of whole vectors: in each round, a rank and its peers add up what each has.
 
     All ranks get the same bits if, after each round, the ranks form groups whose members have heard
-    of the same ranks: the group of the lowest rank is the left operand, and each rank finds that out.
+    of the same ranks: the group of the lowest rank is the left operand, and each rank finds that
+    out.
     """
     held = inp(0)
     for number, peers in enumerate(rounds):
@@ -131,27 +131,15 @@ def cost_of_vectors(pattern: Callable[..., Rounds]) -> Cost:
     def vectors(*world: int) -> Fraction:
         return Fraction(sum(len(peers(0)) for peers in pattern(*world)))
 
-    return Cost(rounds=lambda *world: len(pattern(*world)), traffic=vectors, reduced=vectors)
+    return Cost(lambda *world: len(pattern(*world)), vectors, vectors)
 
 
 def cost_of(pattern: Callable[[int], Rounds]) -> Cost:
     """Both phases of a pattern: the least traffic, in twice as many rounds as it has."""
-    return Cost(
-        rounds=lambda k: 2 * len(pattern(k)),
-        traffic=lambda k: Fraction(2 * (k - 1), k),
-        reduced=lambda k: Fraction(k - 1, k),
-    )
+    return Cost(lambda k: 2 * len(pattern(k)), lambda k: 2 * share_of_others(k), share_of_others)
 
 
 # ---- Patterns -----------------------------------------------------------------------------
-
-
-def powers_below(base: int, k: int) -> Iterator[int]:
-    """1, base, base^2, ... below ``k``."""
-    power = 1
-    while power < k:
-        yield power
-        power *= base
 
 
 def needs_power(base: int, k: int) -> str | None:
@@ -164,17 +152,15 @@ def needs_power(base: int, k: int) -> str | None:
 def factors(k: int, most: int) -> list[int]:
     """Factors of ``k``: the largest up to ``most``, or else the smallest there is.
 
-    Examples
-    --------
     >>> factors(64, 4), factors(12, 4), factors(14, 4), factors(13, 4)
     ([4, 4, 4], [4, 3], [2, 7], [13])
     """
-    found = []
+    divisors: list[int] = []
     while k > 1:
-        small = [factor for factor in range(most, 1, -1) if k % factor == 0]
-        found.append(small[0] if small else next(f for f in range(2, k + 1) if k % f == 0))
-        k //= found[-1]
-    return found
+        candidates = (*range(most, 1, -1), *range(most + 1, k + 1))
+        divisors.append(next(factor for factor in candidates if k % factor == 0))
+        k //= divisors[-1]
+    return divisors
 
 
 def digits(k: int, radix: int = 4) -> Rounds:
@@ -182,9 +168,8 @@ def digits(k: int, radix: int = 4) -> Rounds:
 
     def exchange(stride: int, factor: int, rank: int) -> tuple[int, ...]:
         lowest = rank - rank // stride % factor * stride
-        return tuple(
-            peer for peer in range(lowest, lowest + factor * stride, stride) if peer != rank
-        )
+        group = range(lowest, lowest + factor * stride, stride)
+        return tuple(peer for peer in group if peer != rank)
 
     rounds, stride = [], 1
     for factor in factors(k, radix):
@@ -193,16 +178,38 @@ def digits(k: int, radix: int = 4) -> Rounds:
     return tuple(rounds)
 
 
+def swing(k: int) -> Rounds:
+    """Even ranks swing to one side, odd ranks to the other, by 1, -1, 3, -5, 11, ..."""
+
+    def exchange(distance: int, rank: int) -> tuple[int, ...]:
+        return ((rank + (-distance if rank % 2 else distance)) % k,)
+
+    distances = ((1 - (-2) ** (step + 1)) // 3 for step, _ in enumerate(powers_below(2, k)))
+    return tuple(partial(exchange, distance) for distance in distances)
+
+
+def tripling(k: int) -> Rounds:
+    """Both neighbours at the distances 1, 3, 9, ..."""
+
+    def exchange(distance: int, rank: int) -> tuple[int, ...]:
+        return (rank - distance) % k, (rank + distance) % k
+
+    return tuple(partial(exchange, distance) for distance in powers_below(3, k))
+
+
 # ---- Algorithms ---------------------------------------------------------------------------
 
 
-@register("all_reduce", "bcube", chunks=lambda k: k, cost=cost_of(digits), second_choice=True)
+_register = partial(register, "all_reduce", second_choice=True)
+
+
+@_register("bcube", chunks=lambda k: k, cost=cost_of(digits))
 def bcube_all_reduce(rank: int, world_size: int) -> Program:
     """BCube all-reduce: reduce-scatter among all who differ in one digit, digit by digit, and back.
 
-    2(k - 1)/k of the vector sent by each rank, the lower bound, in two steps for each factor of k (4 as often
-    as it divides k, then 3 or 2, then primes), with as many messages as the factor has, less one; any
-    number of ranks.
+    2(k - 1)/k of the vector sent by each rank, the lower bound, in two steps for each factor of k
+    (4 as often as it divides k, then 3 or 2, then primes), with as many messages as the factor has,
+    less one; any number of ranks.
 
     Source: C. Guo et al., "BCube", SIGCOMM 2009, of which gloo has an all-reduce.
 
@@ -215,25 +222,23 @@ def bcube_all_reduce(rank: int, world_size: int) -> Program:
     return all_reduce_by(rank, digits(world_size))
 
 
-@register(
-    "all_reduce",
+@_register(
     "recursive_multiplying",
     order=OperandOrder.RANK,
     slots=lambda k, radix: max(factors(k, radix), default=0),
     cost=cost_of_vectors(digits),
-    second_choice=True,
     parameter=Parameter("radix", default=lambda k: 4, least=2),
 )
 def recursive_multiplying_all_reduce(rank: int, world_size: int, radix: int) -> Program:
     """Recursive multiplying all-reduce: whole vectors among all who differ in one digit.
 
-    A step for each factor of k, in which each rank sends the vector to as many others as the factor has,
-    less one: for k = 4^m half the steps of recursive doubling, and 1.5 times its traffic. Factors are up to
-    the radix where that is possible: 4, or as in ``recursive_multiplying=8``. Any number of ranks. Operands
-    stay in rank order.
+    A step for each factor of k, in which each rank sends the vector to as many others as the factor
+    has, less one: for k = 4^m half the steps of recursive doubling, and 1.5 times its traffic.
+    Factors are up to the radix where that is possible: 4, or as in ``recursive_multiplying=8``. Any
+    number of ranks. Operands stay in rank order.
 
-    Source: A. Ruefenacht, M. Bull and S. Booth, "Generalisation of recursive doubling for AllReduce", Parallel
-    Computing 69 (2017).
+    Source: A. Ruefenacht, M. Bull and S. Booth, "Generalisation of recursive doubling for
+    AllReduce", Parallel Computing 69 (2017).
 
     >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule import grid
@@ -243,3 +248,93 @@ def recursive_multiplying_all_reduce(rank: int, world_size: int, radix: int) -> 
        1  S0!                  S0!                  S0!
     """
     return exchange_vectors(rank, digits(world_size, radix))
+
+
+@_register("swing", chunks=lambda k: k, restriction=partial(needs_power, 2), cost=cost_of(swing))
+def swing_all_reduce(rank: int, world_size: int) -> Program:
+    """Swing all-reduce: halving and doubling with peers on alternate sides, near on a ring.
+
+    2 lg k steps and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a power of two.
+    Peers are 1, 1, 3, 5, 11, ... ranks away, where recursive halving has 1, 2, 4, 8, 16, ...: on
+    rings and tori messages cross fewer links.
+
+    Source: D. De Sensi et al., "Swing: short-cutting rings for higher bandwidth allreduce", NSDI
+    2024.
+
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(swing_all_reduce, 4))
+    step  rank 0         rank 1         rank 2         rank 3
+       0  >1:1-2 +1:0,3  >0:0,3 +0:1-2  >3:0,3 +3:1-2  >2:1-2 +2:0,3
+       1  >3:3 +3:0!     >2:2 +2:1!     >1:1 +1:2!     >0:0 +0:3!
+       2  >3:0 <3:3      >2:1 <2:2      >1:2 <1:1      >0:3 <0:0
+       3  >1:0,3 <1:1-2  >0:1-2 <0:0,3  >3:1-2 <3:0,3  >2:0,3 <2:1-2
+    """
+    return all_reduce_by(rank, swing(world_size))
+
+
+@_register(
+    "trivance", chunks=lambda k: k, restriction=partial(needs_power, 3), cost=cost_of(tripling)
+)
+def trivance_all_reduce(rank: int, world_size: int) -> Program:
+    """Trivance all-reduce, for long vectors: both neighbours at distances 1, 3, 9, ... at once.
+
+    2 log_3 k steps with two messages each and 2(k - 1)/k of the vector sent by each rank, the lower
+    bound; k a power of three. It pays where a rank has two ports.
+
+    Source: A. Jürß, V. Addanki and S. Schmid, "Trivance: latency-optimal allreduce by shortcutting
+    multiport networks", arXiv 2602.17254.
+
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(trivance_all_reduce, 3))
+    step  rank 0                rank 1                rank 2
+       0  >2:2 >1:1 +2:0 +1:0!  >0:0 >2:2 +0:1 +2:1!  >1:1 >0:0 +1:2 +0:2!
+       1  >2:0 >1:0 <2:2 <1:1   >0:1 >2:1 <0:0 <2:2   >1:2 >0:2 <1:1 <0:0
+    """
+    return all_reduce_by(rank, tripling(world_size))
+
+
+@_register("swing_latency", restriction=partial(needs_power, 2), cost=cost_of_vectors(swing))
+def swing_latency_all_reduce(rank: int, world_size: int) -> Program:
+    """Swing all-reduce for short vectors: whole vectors go to Swing's peers, the farthest first.
+
+    lg k steps, the lower bound, and lg k times the vector sent by each rank; k a power of two. The
+    paper begins with the nearest peer. Then ranks add up in different orders, and have different
+    sums of floats. From far to near the messages are the same, and so are the bits of all ranks.
+    Bine trees (arXiv 2508.17311) have the same form for short vectors.
+
+    Source: D. De Sensi et al., "Swing: short-cutting rings for higher bandwidth allreduce", NSDI
+    2024.
+
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(swing_latency_all_reduce, 4))
+    step  rank 0      rank 1      rank 2      rank 3
+       0  >3:0 +3:0   >2:0 +2:0   >1:0 +1:0   >0:0 +0:0
+       1  >1:0 +1:0!  >0:0 +0:0!  >3:0 +3:0!  >2:0 +2:0!
+    """
+    return exchange_vectors(rank, swing(world_size)[::-1])
+
+
+@_register(
+    "trivance_latency",
+    slots=lambda k: 3,
+    restriction=partial(needs_power, 3),
+    cost=cost_of_vectors(tripling),
+)
+def trivance_latency_all_reduce(rank: int, world_size: int) -> Program:
+    """Trivance all-reduce for short vectors: whole vectors to both neighbours, the farthest first.
+
+    log_3 k steps, the lower bound with two ports, and 2 log_3 k times the vector sent by each rank;
+    k a power of three. The paper begins at distance 1. Then ranks add up in different orders, and
+    have different sums of floats. From far to near the messages are the same, and so are the bits
+    of all ranks.
+
+    Source: A. Jürß, V. Addanki and S. Schmid, "Trivance: latency-optimal allreduce by shortcutting
+    multiport networks", arXiv 2602.17254.
+
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(trivance_latency_all_reduce, 3))
+    step  rank 0               rank 1               rank 2
+       0  >2:0 >1:0 <1:0 <2:0  >0:0 >2:0 <0:0 <2:0  >1:0 >0:0 <0:0 <1:0
+       1  S0!                  S0!                  S0!
+    """
+    return exchange_vectors(rank, tripling(world_size)[::-1])

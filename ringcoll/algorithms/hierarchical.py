@@ -1,4 +1,4 @@
-"""Hierarchies of all-reduces: first inside each host, then between the hosts, then inside again.
+"""Hierarchies: first inside each host, then between the hosts, and for all-reduces inside again.
 
 Problem: ranks of one host reach each other sooner than those of another. A host's
 link is shared by its ranks; it should carry every element once, reduced over the
@@ -9,16 +9,21 @@ host, rather than once for each rank. On 2 hosts of 4 ranks::
     all-reduce across       0-4  1-5  2-6  3-7     a quarter each, all at once
     all-gather inside       0 1 2 3    4 5 6 7
 
-Each phase is an algorithm of another family, on some of the ranks and of the data. Any two all-reduces make
-a hierarchy, and have a name, such as ``recursive_doubling+ring``: the first runs inside each host, and
-where it has completed a chunk, the second reduces that chunk across the hosts before the first goes on.
-A third name is for groups of hosts, as square as can be: ``ring+ring+two_shot``.
+Each phase is an algorithm of another family, on some of the ranks and of the data. Any two
+all-reduces make a hierarchy, and have a name, such as ``recursive_doubling+ring``: the first runs
+inside each host, and where it has completed a chunk, the second reduces that chunk across the hosts
+before the first goes on. A third name is for groups of hosts, as square as can be:
+``ring+ring+two_shot``.
 
-The hosts may have different numbers of ranks, in any order. With m ranks on the
-smallest one, m of each act. The others are divided among them, and each acting
-rank reduces with its own first (a binomial tree), and tells them the result last.
-With m = 1 this is the scheme of leaders: reduce inside, all-reduce among the
-leaders, broadcast inside.
+The hosts may have different numbers of ranks, in any order. With m ranks on the smallest one, m of
+each act. The others are divided among them, and each acting rank reduces with its own first (a
+binomial tree), and tells them the result last. With m = 1 this is the scheme of leaders: reduce
+inside, all-reduce among the leaders, broadcast inside.
+
+A reduce-scatter runs inside and then across; an all-gather runs across and then inside. All ranks
+act: those of the same number on each host exchange their blocks across. Where hosts have different
+numbers of ranks, groups stand for hosts, of as many ranks as divide all of them: 4 and 2 ranks are
+three pairs. If their numbers have no common divisor, all ranks are one level, host by host.
 
 Sources: X. Jia et al., "Highly scalable deep learning training system with
 mixed-precision", arXiv 1807.11205 (leaders); H. Mikami et al., "Massively distributed SGD:
@@ -28,28 +33,106 @@ ImageNet/ResNet-50 training in a flash", arXiv 1811.05233 (in two dimensions).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
+from math import gcd, isqrt
 
 from ringcoll.algorithms import binomial
-from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.entry import Algorithm, Cost
-from ringcoll.algorithms.host_layout import HostLayout, Hosts, layout_of, rows_of
-from ringcoll.algorithms.registry import own, register
+from ringcoll.algorithms.registry import (
+    Algorithm,
+    Cost,
+    own,
+    register,
+    rounds_to_reach_all,
+    share_of_others,
+)
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.schedule import (
     Program,
+    Ref,
     Schedule,
     Step,
     in_place,
+    inp,
     opening_of,
     out,
     renumber,
     split,
     step_count,
+    tmp,
     unfinished,
 )
+
+Hosts = tuple[int, ...]
+"""The host number of every rank."""
+
+
+@dataclass(frozen=True)
+class HostLayout:
+    """The ranks that act: the first of ``teams[host][index]``, for all ranks of that team."""
+
+    teams: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts H."""
+        return len(self.teams)
+
+    @property
+    def acting(self) -> int:
+        """Ranks that act on each host: m, as many as the smallest host has."""
+        return len(self.teams[0])
+
+    @property
+    def largest_team(self) -> int:
+        """Ranks for which the busiest rank acts, itself included."""
+        return max(len(team) for host in self.teams for team in host)
+
+    def find(self, rank: int) -> tuple[int, int, int]:
+        """Host, number of the team on it, and number in the team, of a rank."""
+        return next(
+            (host, index, team.index(rank))
+            for host, teams in enumerate(self.teams)
+            for index, team in enumerate(teams)
+            if rank in team
+        )
+
+
+@lru_cache(maxsize=64)
+def layout_of(hosts: Hosts, *, even: bool = False) -> HostLayout:
+    """Choose the ranks that act; in an even layout all ranks, in groups of equal size for hosts.
+
+    >>> layout_of((0, 1, 0, 1)).teams
+    (((0,), (2,)), ((1,), (3,)))
+    >>> layout_of((0, 0, 0, 1, 1)).teams
+    (((0, 2), (1,)), ((3,), (4,)))
+    >>> layout_of((0, 0, 0, 0, 1, 1), even=True).teams
+    (((0,), (1,)), ((2,), (3,)), ((4,), (5,)))
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks.setdefault(host, []).append(rank)
+    groups, acting = [*ranks.values()], min(map(len, ranks.values()))
+    if even:
+        acting = gcd(*map(len, groups))
+        groups = [
+            of_host[at : at + acting] for of_host in groups for at in range(0, len(of_host), acting)
+        ]
+    return HostLayout(
+        tuple(tuple(tuple(group[index::acting]) for index in range(acting)) for group in groups)
+    )
+
+
+def rows_of(k: int) -> Hosts:
+    """A torus of ``k`` ranks, as square as can be: the row of every rank.
+
+    >>> rows_of(6), rows_of(9), rows_of(5)
+    ((0, 0, 0, 1, 1, 1), (0, 0, 0, 1, 1, 1, 2, 2, 2), (0, 0, 0, 0, 0))
+    """
+    rows = max(rows for rows in range(1, isqrt(k) + 1) if k % rows == 0)
+    return tuple(rank * rows // k for rank in range(k))
 
 
 @lru_cache(maxsize=256)
@@ -59,13 +142,7 @@ def _schedule(entry: Algorithm, k: int) -> Schedule:
 
 
 def levels(hosts: Hosts, inside: Algorithm, across: Algorithm) -> tuple[Schedule, Schedule]:
-    """The schedules inside each host and across.
-
-    Raises
-    ------
-    UnsupportedWorldSizeError
-        An algorithm is not defined for the number of its ranks.
-    """
+    """The schedules inside each host and across."""
     layout = layout_of(hosts, even=inside.collective != "all_reduce")
     try:
         return _schedule(inside, layout.acting), _schedule(across, layout.num_hosts)
@@ -149,6 +226,9 @@ def _lasting(program: Iterable[Step], num_steps: int) -> Program:
     assert next(steps, None) is None
 
 
+# ---- All-reduces ---------------------------------------------------------------------------
+
+
 def _usual(hosts: Hosts) -> tuple[Algorithm, Algorithm]:
     """Rings on both levels; two hosts need only an exchange."""
     far = "ring" if layout_of(hosts).num_hosts > 2 else "recursive_doubling"
@@ -162,22 +242,25 @@ def _chunks(hosts: Hosts) -> int:
 def _rounds(hosts: Hosts) -> int:
     layout = layout_of(hosts)
     inside = rounds_to_reach_all(layout.largest_team) + layout.acting - 1
-    across = 2 * (layout.num_hosts - 1) if layout.num_hosts > 2 else layout.num_hosts - 1
-    return 2 * inside + across
+    across = layout.num_hosts - 1
+    return 2 * inside + (2 * across if across > 1 else across)
+
+
+def _inside(layout: HostLayout) -> Fraction:
+    """What a rank sends inside its host before all hosts are heard, and as much after that."""
+    return rounds_to_reach_all(layout.largest_team) + share_of_others(layout.acting)
 
 
 def _traffic(hosts: Hosts) -> Fraction:
     layout = layout_of(hosts)
-    m, across = layout.acting, Fraction(2 * (layout.num_hosts - 1), layout.num_hosts)
-    inside = rounds_to_reach_all(layout.largest_team) + Fraction(m - 1, m)
-    return 2 * inside + across / m
+    return 2 * (_inside(layout) + share_of_others(layout.num_hosts) / layout.acting)
 
 
 def _reduced(hosts: Hosts) -> Fraction:
     layout = layout_of(hosts)
-    m, num_hosts = layout.acting, layout.num_hosts
-    across = Fraction(num_hosts - 1, num_hosts) if num_hosts > 2 else Fraction(num_hosts - 1)
-    return rounds_to_reach_all(layout.largest_team) + Fraction(m - 1, m) + across / m
+    # An exchange of two hosts reduces the whole share on both.
+    across = Fraction(1) if layout.num_hosts == 2 else share_of_others(layout.num_hosts)
+    return _inside(layout) + across / layout.acting
 
 
 @register(
@@ -226,9 +309,9 @@ def hierarchical_all_reduce(rank: int, hosts: Hosts) -> Program:
 def torus_ring_all_reduce(rank: int, world_size: int) -> Program:
     """Two-dimensional ring all-reduce: rings along the rows of a torus, then along its columns.
 
-    On a torus of a rows of b ranks, as square as can be, 2(a + b - 2) steps (one less for two rows),
-    where the ring has 2(ab - 1), and 2(ab - 1)/ab of the vector sent by each rank, the lower bound. A prime
-    number of ranks has one row, which is a ring.
+    On a torus of a rows of b ranks, as square as can be, 2(a + b - 2) steps (one less for two
+    rows), where the ring has 2(ab - 1), and 2(ab - 1)/ab of the vector sent by each rank, the lower
+    bound. A prime number of ranks has one row, which is a ring.
 
     Source: C. Ying et al., "Image classification at supercomputer scale", arXiv 1811.06992.
 
@@ -240,3 +323,123 @@ def torus_ring_all_reduce(rank: int, world_size: int) -> Program:
        2  >1:0 <1:1   >0:1 <0:0   >3:0 <3:1   >2:1 <2:0
     """
     return hierarchical_all_reduce(rank, rows_of(world_size))
+
+
+# ---- Reduce-scatters and all-gathers -------------------------------------------------------
+
+
+def _kept(inner: Schedule, outer: Schedule) -> int:
+    """Slots for partial results between the levels of a reduce-scatter."""
+    is_between = inner.collective == "reduce_scatter" and inner.world_size > 1 < outer.world_size
+    return is_between * outer.num_chunks * (inner.num_chunks // inner.world_size)
+
+
+def slots_of_blocks(hosts: Hosts, inside: Algorithm, across: Algorithm) -> int:
+    """Slots of scratch memory: those of the level that needs more, and those between the levels."""
+    inner, outer = levels(hosts, inside, across)
+    widths = (inner, outer.num_chunks), (outer, inner.num_chunks // inner.world_size)
+    each = (level.num_slots * width for level, width in widths if level.world_size > 1)
+    return _kept(inner, outer) + max(each, default=0)
+
+
+def run_blocks_on(rank: int, hosts: Hosts, inside: Algorithm, across: Algorithm) -> Program:
+    """The steps of a rank in a hierarchy of all-gathers, or of reduce-scatters.
+
+    On the level inside, the block of a rank stands for those of all ranks that have its number.
+    Ranks that meet on the second level have done the same steps on the first one.
+    """
+    layout, (inner, outer) = layout_of(hosts, even=True), levels(hosts, inside, across)
+    host, index, _ = layout.find(rank)
+    numbered = [[team[0] for team in teams] for teams in zip(*layout.teams, strict=True)]
+    pieces, num_kept = inner.num_chunks * outer.num_chunks // len(hosts), _kept(inner, outer)
+
+    def level(schedule: Schedule, place: int, peers: list[int], blocks: list[list[int]]) -> Program:
+        cut = pieces * schedule.world_size // schedule.num_chunks
+        finer = [
+            [owner * pieces + first + piece for owner in block for piece in range(cut)]
+            for block in blocks
+            for first in range(0, pieces, cut)
+        ]
+        steps = split(schedule.steps(place), finer.__getitem__)
+        return renumber(steps, peer=peers.__getitem__, slot=lambda slot: num_kept + slot)
+
+    def kept(chunk: int) -> Ref:
+        """Where a partial result is between the levels."""
+        return tmp(numbered[index].index(chunk // pieces) * pieces + chunk % pieces, chunk)
+
+    near = level(inner, index, [team[0] for team in layout.teams[host]], numbered)
+    far = level(outer, host, numbered[index], [[peer] for peer in numbered[index]])
+    if layout.num_hosts == 1 or layout.acting == 1:
+        yield from near if layout.num_hosts == 1 else far
+    elif inside.collective == "all_gather":
+        yield from far
+        yield from in_place(near)
+    else:
+        yield from unfinished(in_place(near, source=inp, target=kept))
+        yield from in_place(far, source=kept)
+
+
+def _rings(collective: str) -> tuple[Algorithm, Algorithm]:
+    return own(collective, "ring"), own(collective, "ring")
+
+
+def _rounds_of_blocks(hosts: Hosts) -> int:
+    layout = layout_of(hosts, even=True)
+    return layout.acting + layout.num_hosts - 2
+
+
+def _share_of_others(hosts: Hosts) -> Fraction:
+    return share_of_others(len(hosts))
+
+
+@register(
+    "all_gather",
+    "hierarchical",
+    needs_hosts=True,
+    chunks=len,
+    cost=Cost(_rounds_of_blocks, _share_of_others),
+)
+def hierarchical_all_gather(rank: int, hosts: Hosts) -> Program:
+    """Hierarchical all-gather: rings across the hosts, then a ring inside each host.
+
+    On H hosts of m ranks m + H - 2 steps, where one ring has H m - 1, and (k - 1)/k of the output
+    sent by each rank, the lower bound. A host sends m (H - 1) blocks to others, the least possible,
+    in as many messages.
+
+    Source: S. Singh et al., "The big send-off", arXiv 2504.18658.
+
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(schedule_of("all_gather", "hierarchical", 4, hosts=(0, 0, 1, 1))))
+    step  rank 0         rank 1         rank 2         rank 3
+       0  =0 >2:0 <2:2   =1 >3:1 <3:3   =2 >0:2 <0:0   =3 >1:3 <1:1
+       1  >1:0,2 <1:1,3  >0:1,3 <0:0,2  >3:0,2 <3:1,3  >2:1,3 <2:0,2
+    """
+    return run_blocks_on(rank, hosts, *_rings("all_gather"))
+
+
+@register(
+    "reduce_scatter",
+    "hierarchical",
+    needs_hosts=True,
+    chunks=len,
+    slots=lambda hosts: slots_of_blocks(hosts, *_rings("reduce_scatter")),
+    cost=Cost(_rounds_of_blocks, _share_of_others, _share_of_others),
+)
+def hierarchical_reduce_scatter(rank: int, hosts: Hosts) -> Program:
+    """Hierarchical reduce-scatter: a ring inside each host, then rings across the hosts.
+
+    On H hosts of m ranks m + H - 2 steps, and (k - 1)/k of the input sent by each rank and as much
+    reduced, both lower bounds. A host sends m (H - 1) blocks to others, reduced over the host: the
+    least possible.
+
+    Source: S. Singh et al., "The big send-off", arXiv 2504.18658.
+
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(schedule_of("reduce_scatter", "hierarchical", 4, hosts=(0, 0, 1, 1))))
+    step  rank 0         rank 1         rank 2         rank 3
+       0  >1:1,3 +1:0,2  >0:0,2 +0:1,3  >3:1,3 +3:0,2  >2:0,2 +2:1,3
+       1  >2:2 +2:0!     >3:3 +3:1!     >0:0 +0:2!     >1:1 +1:3!
+    """
+    return run_blocks_on(rank, hosts, *_rings("reduce_scatter"))

@@ -1,16 +1,17 @@
 """Parallel trees: the blocks of all ranks go down binomial trees at once, the farthest edges first.
 
-Problem: Bruck's all-gather sends the most data over the longest distance. Here a block goes far while
-it is alone. The *shift* of a block says how far it has come from its own rank. Shifts form a binomial
-tree: the parent of a shift is the shift without its lowest set bit, which is the distance of the message::
+Problem: Bruck's all-gather sends the most data over the longest distance. Here a block goes far
+while it is alone. The *shift* of a block says how far it has come from its own rank. Shifts form a
+binomial tree: the parent of a shift is the shift without its lowest set bit, which is the distance
+of the message::
 
     0 -------------> 4                      distance 4    shift 4
     0 -----> 2       4 -----> 6             distance 2    shifts 2, 6
     0 -> 1   2 -> 3  4 -> 5   6 -> 7        distance 1    shifts 1, 3, 5, 7
 
-In *PAT* a number of subtrees, the parallel trees, share each message. With fewer trees there are more
-messages, all short; and as each tree is walked in depth, a rank keeps little for others: a block, or
-in the reduce-scatter (the same backwards) a sum, for each level of each tree::
+In *PAT* a number of subtrees, the parallel trees, share each message. With fewer trees there are
+more messages, all short; and as each tree is walked in depth, a rank keeps little for others: a
+block, or in the reduce-scatter (the same backwards) a sum, for each level of each tree::
 
     0 -------------> 4                      distance 4    shift 4
     0 -> 1           4 -> 5                 distance 1    shifts 1, 5
@@ -19,19 +20,16 @@ in the reduce-scatter (the same backwards) a sum, for each level of each tree::
 
 The order of the messages inside a tree is that of NCCL's reduce-scatter, and its reverse.
 
-Source: S. Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv
-2506.20252.
+Source: S. Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale",
+arXiv 2506.20252.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from functools import partial
 
-from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.entry import Cost
-from ringcoll.algorithms.registry import register
+from ringcoll.algorithms.registry import Cost, register, rounds_to_reach_all, share_of_others
 from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 _register = partial(register, chunks=lambda k: k, second_choice=True)
@@ -58,8 +56,6 @@ def two_trees(k: int) -> int:
 def rounds(k: int, trees: int) -> Iterator[tuple[int, range]]:
     """For each round of the all-gather, the distance, and the shifts of the blocks that arrive.
 
-    Examples
-    --------
     >>> [(distance, [*shifts]) for distance, shifts in rounds(7, 2)]
     [(4, [4]), (1, [1, 5]), (2, [2, 6]), (1, [3])]
     >>> [(distance, [*shifts]) for distance, shifts in rounds(7, 4)]
@@ -74,7 +70,7 @@ def rounds(k: int, trees: int) -> Iterator[tuple[int, range]]:
 
 
 def slot(shift: int, k: int, trees: int) -> int:
-    """The slot of a sum, by its level and its tree; -1 for a rank's own block, which needs none."""
+    """The slot of a sum, by its level and its tree; -1 for a rank's own block."""
     tree, inside = divmod(shift, all_shifts(k) // trees)
     return inside.bit_count() * trees + tree - 1
 
@@ -104,12 +100,9 @@ def reduce_scatter_phase(rank: int, world_size: int, trees: int) -> Program:
         for parent in parents:
             place = slot(parent, world_size, trees)
             sums[parent] = tmp(place, (rank + parent) % world_size) if parent else out(rank)
-        yield Step(
-            send((rank + distance) % world_size, *sent),
-            recv_reduce(
-                (rank - distance) % world_size, tuple(map(held, parents)), local, final=number == 0
-            ),
-        )
+        dst, src = (rank + distance) % world_size, (rank - distance) % world_size
+        into = tuple(map(held, parents))
+        yield Step(send(dst, *sent), recv_reduce(src, into, local, final=number == 0))
 
 
 def all_gather_phase(rank: int, world_size: int, trees: int) -> Program:
@@ -132,9 +125,7 @@ def cost_of(trees: Trees, *, reduces: bool = False) -> Cost:
     def num_rounds(k: int) -> int:
         return rounds_to_reach_all(trees(k)) + all_shifts(k) // trees(k) - 1
 
-    def share(k: int) -> Fraction:
-        return Fraction(k - 1, k)
-
+    share = share_of_others
     return Cost(num_rounds, share, share) if reduces else Cost(num_rounds, share)
 
 
@@ -165,8 +156,9 @@ def pat_reduce_scatter(rank: int, world_size: int) -> Program:
 def pat_2_trees_reduce_scatter(rank: int, world_size: int) -> Program:
     """PAT reduce-scatter with two parallel trees: at most two blocks a message, and little memory.
 
-    p/2 steps, where p is k or the next power of two; (k - 1)/k of the input sent by each rank and as much
-    reduced, the lower bounds; any number of ranks. Scratch memory for 2 ceil(lg k) - 3 blocks, or fewer.
+    p/2 steps, where p is k or the next power of two; (k - 1)/k of the input sent by each rank and
+    as much reduced, the lower bounds; any number of ranks. Scratch memory for 2 ceil(lg k) - 3
+    blocks, or fewer.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(pat_2_trees_reduce_scatter, 5))
@@ -183,8 +175,8 @@ def pat_2_trees_reduce_scatter(rank: int, world_size: int) -> Program:
 def pat_all_gather(rank: int, world_size: int) -> Program:
     """PAT all-gather: blocks go down binomial trees, far ones first, with the fewest messages.
 
-    ceil(lg k) steps and (k - 1)/k of the output sent by each rank: both lower bounds, for any number of
-    ranks.
+    ceil(lg k) steps and (k - 1)/k of the output sent by each rank: both lower bounds, for any
+    number of ranks.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(pat_all_gather, 4))
@@ -199,9 +191,9 @@ def pat_all_gather(rank: int, world_size: int) -> Program:
 def pat_2_trees_all_gather(rank: int, world_size: int) -> Program:
     """PAT all-gather with two parallel trees: at most two blocks a message.
 
-    p/2 steps, where p is k or the next power of two; (k - 1)/k of the output sent by each rank, the lower
-    bound; any number of ranks. Blocks arrive in the output, so that no scratch memory is saved; where
-    messages go through a transport's own buffers, short ones need less of them.
+    p/2 steps, where p is k or the next power of two; (k - 1)/k of the output sent by each rank, the
+    lower bound; any number of ranks. Blocks arrive in the output, so that no scratch memory is
+    saved; where messages go through a transport's own buffers, short ones need less of them.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(pat_2_trees_all_gather, 5))
@@ -218,11 +210,12 @@ def pat_2_trees_all_gather(rank: int, world_size: int) -> Program:
 def sparbit_all_gather(rank: int, world_size: int) -> Program:
     """Sparbit all-gather: blocks go down binomial trees, far ones first, each as its own message.
 
-    ceil(lg k) steps and (k - 1)/k of the output sent by each rank: both lower bounds, for any number of
-    ranks. A step has as many messages as the rank has blocks to send, so that none has to be packed.
+    ceil(lg k) steps and (k - 1)/k of the output sent by each rank: both lower bounds, for any
+    number of ranks. A step has as many messages as the rank has blocks to send, so that none has to
+    be packed.
 
-    Source: W. J. Loch and G. P. Koslovski, "Sparbit: a new logarithmic-cost and data locality-aware MPI
-    allgather algorithm", arXiv 2109.08751.
+    Source: W. J. Loch and G. P. Koslovski, "Sparbit: a new logarithmic-cost and data locality-aware
+    MPI allgather algorithm", arXiv 2109.08751.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(sparbit_all_gather, 4))

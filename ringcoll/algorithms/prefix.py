@@ -1,12 +1,13 @@
 """Prefixes: each rank gets the reduction of the vectors of the ranks before it, in rank order.
 
-Problem: a scan, where rank r ends with the vectors of ranks 0 to r, and an exscan, with those of ranks 0 to r - 1.
-Doubling takes the fewest rounds. In an exscan a rank keeps W, the total of the w ranks before it, and may send V,
-which is W with its own vector. W of rank r - w makes 2 w ranks of w; V of rank r - w - 1 makes 2 w + 1, but has to be
-reduced first. So q rounds, of which the first i send V, are enough if ``k - 1 <= (2**i - 1) * 2**(q - i)``.
+Problem: a scan, where rank r ends with the vectors of ranks 0 to r, and an exscan, with those of
+ranks 0 to r - 1. Doubling takes the fewest rounds. In an exscan a rank keeps W, the total of the w
+ranks before it, and may send V, which is W with its own vector. W of rank r - w makes 2 w ranks of
+w; V of rank r - w - 1 makes 2 w + 1, but has to be reduced first. So q rounds, of which the first i
+send V, are enough if ``k - 1 <= (2**i - 1) * 2**(q - i)``.
 
-Sources: W. D. Hillis and G. L. Steele, "Data parallel algorithms", Communications of the ACM 29 (1986);
-J. L. Träff, arXiv 2604.25667, the first algorithm, and arXiv 2507.04785, where i = 2.
+Sources: W. D. Hillis and G. L. Steele, "Data parallel algorithms", Communications of the ACM 29
+(1986); J. L. Träff, arXiv 2604.25667, the first algorithm, and arXiv 2507.04785, where i = 2.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.entry import Cost, Parameter
-from ringcoll.algorithms.registry import register
+from ringcoll.algorithms.registry import (
+    Cost,
+    Parameter,
+    powers_below,
+    register,
+    rounds_to_reach_all,
+)
 from ringcoll.schedule import (
     OperandOrder,
     Operation,
@@ -34,13 +39,15 @@ from ringcoll.schedule import (
 
 
 def _cost(rounds: Callable[..., int], more: Callable[..., int] = lambda k: 0) -> Cost:
-    """The cost of rounds that each send and reduce the whole vector, and of ``more`` reductions on top."""
+    """Rounds that each send and reduce the whole vector, and ``more`` reductions on top."""
     return Cost(rounds, lambda *k: Fraction(rounds(*k)), lambda *k: Fraction(rounds(*k) + more(*k)))
 
 
 @register("scan", "recursive_doubling", order=OperandOrder.RANK, cost=_cost(rounds_to_reach_all))
 def recursive_doubling_scan(rank: int, world_size: int) -> Program:
-    """Recursive doubling scan in rank order: ceil(lg k) rounds of the whole vector, over 1, 2, 4, ... ranks.
+    """Recursive doubling scan in rank order: ceil(lg k) rounds, over 1, 2, 4, ... ranks.
+
+    Each round sends the whole vector.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(recursive_doubling_scan, 4))
@@ -48,8 +55,8 @@ def recursive_doubling_scan(rank: int, world_size: int) -> Program:
        0  >1:0 =0  >2:0 +0:0  >3:0 +1:0  +2:0
        1  >2:0     >3:0       +0:0       +1:0
     """
-    far, held = 1, inp(0)
-    while far < world_size:
+    held = inp(0)
+    for far in powers_below(2, world_size):
         step: list[Operation] = [send(rank + far, held)] if rank + far < world_size else []
         if rank >= far:
             step.append(recv_reduce(rank - far, out(0), held))
@@ -57,14 +64,15 @@ def recursive_doubling_scan(rank: int, world_size: int) -> Program:
         elif rank == 0 and far == 1:
             step.append(copy(out(0), inp(0)))
         yield Step(*step)
-        far *= 2
 
 
 @register(
     "scan", "linear", pipelined=True, order=OperandOrder.LEFT_TO_RIGHT, cost=_cost(lambda k: k - 1)
 )
 def linear_scan(rank: int, world_size: int) -> Program:
-    """Linear scan in rank order, to be run in segments: rank r adds its vector, and sends the sum to rank r + 1.
+    """Linear scan in rank order: rank r adds its vector, and sends the sum to rank r + 1.
+
+    It is to be run in segments.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(linear_scan, 3))
@@ -100,10 +108,11 @@ def _fewest_rounds(k: int) -> int:
     parameter=Parameter("inclusive rounds", default=_fewest_rounds, tried=(1, 2), least=1),
 )
 def recursive_doubling_exscan(rank: int, world_size: int, inclusive: int) -> Program:
-    """Recursive doubling exscan in rank order: the first i rounds send totals with the own vector, others without.
+    """Recursive doubling exscan in rank order: i rounds send totals with the own vector first.
 
-    By default i is the least for which ceil(lg k) rounds are enough. ``recursive_doubling=1`` reduces least, in
-    1 + ceil(lg(k - 1)) rounds; ``recursive_doubling=2`` has ceil(lg(k - 1) + lg(4/3)), over 1, 2, 3, 6, 12, ... ranks.
+    The other rounds send totals without it. By default i is the least for which ceil(lg k) rounds
+    are enough. ``recursive_doubling=1`` reduces least, in 1 + ceil(lg(k - 1)) rounds;
+    ``recursive_doubling=2`` has ceil(lg(k - 1) + lg(4/3)), over 1, 2, 3, 6, 12, ... ranks.
 
     >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule import grid

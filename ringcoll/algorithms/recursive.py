@@ -11,20 +11,42 @@ The pattern needs a power of two. For other world sizes the first ranks are
 *folded* in pairs, as MPICH does: an even rank gives its data to the odd one
 after it, sits out, and gets the result at the end.
 
+Recursive doubling has the fewest rounds, with the whole vector in each; a reduce-scatter and an
+all-gather have the least traffic, in twice as many rounds. The generalized all-reduce is between
+them: a rank is left with 2^r shares of the vector where a reduce-scatter would leave it with one.
+The last r rounds of the reduce-scatter keep both halves on both ranks, and the first r rounds of
+the all-gather have nothing to do::
+
+    8 ranks   r = 0   1/2 1/4 1/8 | 1/8 1/4 1/2    6 rounds, 7/4 of the vector
+              r = 1   1/2 1/4 1/4 |     1/4 1/2    5 rounds, 7/4
+              r = 2   1/2 1/2 1/2 |         1/2    4 rounds, 2
+              r = 3   1   1   1   |                3 rounds, 3
+
 Sources: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
 communication operations in MPICH", IJHPCA 19 (2005).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import repeat
 
-from ringcoll.algorithms.entry import Cost
-from ringcoll.algorithms.registry import register
+from ringcoll.algorithms.hierarchical import run_on
+from ringcoll.algorithms.registry import (
+    Cost,
+    Parameter,
+    on_hosts,
+    own,
+    powers_below,
+    register,
+    rounds_to_reach_all,
+    share_of_others,
+)
 from ringcoll.schedule import (
     OperandOrder,
+    Operation,
     Program,
     Ref,
     Step,
@@ -38,7 +60,51 @@ from ringcoll.schedule import (
 )
 
 
-def power_of_two_below(world_size: int) -> int:
+@register(
+    "all_reduce",
+    "generalized",
+    chunks=lambda k, saved: k >> saved,
+    cost=Cost(
+        rounds=lambda k, saved: 2 * rounds_to_reach_all(k) - saved,
+        traffic=lambda k, saved: Fraction(2 * ((k >> saved) - 1) + saved, k >> saved),
+        reduced=lambda k, saved: Fraction((k >> saved) - 1 + saved, k >> saved),
+    ),
+    restriction=lambda k, saved: (
+        f"{1 << saved} has to divide the number of ranks" if k % (1 << saved) else None
+    ),
+    second_choice=True,
+    # One round fewer costs no traffic.
+    parameter=Parameter("saved rounds", default=lambda k: 1 - k % 2, tried=(2, 3, 4)),
+)
+def generalized_all_reduce(rank: int, world_size: int, saved: int) -> Program:
+    """Generalized all-reduce: r rounds fewer than the least traffic takes, for more traffic.
+
+    2 ceil(lg k) - r steps. With m = k/2^r a rank sends (2(m - 1) + r)/m of the vector: 2(k - 1)/k,
+    the lower bound, for r = 0 and r = 1, and lg k for r = lg k. Any number of ranks that 2^r
+    divides; r is 1 for an even number, 0 for an odd one, and ``generalized=2`` has r = 2. Within
+    groups of m ranks in a row it is the circulant all-reduce, and across the groups recursive
+    doubling.
+
+    Two ranks that keep both halves add the same two operands, so that the results are the same on
+    all ranks. The paper also takes r > 0 where 2^r does not divide the number of ranks; there ranks
+    would add in different orders, and have different sums of floats. These r are left out.
+
+    Source: D. Kolmakov and X. Zhang, "A generalization of the allreduce operation", arXiv
+    2004.09362.
+
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(schedule_of("all_reduce", "generalized=1", 4)))
+    step  rank 0      rank 1      rank 2      rank 3
+       0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1
+       1  >2:0 +2:0!  >3:1 +3:1!  >0:0 +0:0!  >1:1 +1:1!
+       2  >1:0 <1:1   >0:1 <0:0   >3:0 <3:1   >2:1 <2:0
+    """
+    inside, across = own("all_reduce", "circulant"), own("all_reduce", "recursive_doubling")
+    return run_on(rank, on_hosts(world_size, 1 << saved), inside, across)
+
+
+def _power_of_two_below(world_size: int) -> int:
     """The largest power of two that is not above ``world_size``."""
     return 1 << (world_size.bit_length() - 1)
 
@@ -52,7 +118,7 @@ class Fold:
     @property
     def size(self) -> int:
         """Ranks that act."""
-        return power_of_two_below(self.world_size)
+        return _power_of_two_below(self.world_size)
 
     @property
     def extra(self) -> int:
@@ -82,24 +148,23 @@ class Fold:
     def _first(self, index: int) -> int:
         return 2 * index if index < self.extra else index + self.extra
 
-    def masks(self) -> Iterator[int]:
-        """1, 2, 4, ... below ``size``."""
-        return (1 << bit for bit in range(self.size.bit_length() - 1))
-
     @property
     def rounds(self) -> int:
-        """Number of masks."""
-        return self.size.bit_length() - 1
+        """Exchanges until each acting rank has heard all others."""
+        return rounds_to_reach_all(self.size)
 
 
-def _folded_rounds(k: int, factor: int) -> int:
-    fold = Fold(k)
-    return factor * fold.rounds + (2 if fold.extra else 0)
+def _rounds(k: int) -> int:
+    return Fold(k).rounds + 2 * (Fold(k).extra > 0)
 
 
-def _idle(steps: int) -> Program:
-    for _ in range(steps):
-        yield Step()
+def _sitting_out(
+    rank: int, rounds: int, gives: Iterable[Ref], gets: Iterable[Ref], *first: Operation
+) -> Program:
+    """The steps of a rank that sits out: the next rank acts for it."""
+    yield Step(*first, send(rank + 1, *gives))
+    yield from repeat(Step(), rounds)
+    yield Step(recv(rank + 1, *gets))
 
 
 @register(
@@ -107,9 +172,9 @@ def _idle(steps: int) -> Program:
     "recursive_doubling",
     order=OperandOrder.RANK,
     cost=Cost(
-        rounds=lambda k: _folded_rounds(k, 1),
-        traffic=lambda k: Fraction(_folded_rounds(k, 1)),
-        reduced=lambda k: Fraction(_folded_rounds(k, 1) - (1 if Fold(k).extra else 0)),
+        rounds=_rounds,
+        traffic=lambda k: Fraction(_rounds(k)),
+        reduced=lambda k: Fraction(_rounds(k) - (Fold(k).extra > 0)),
     ),
 )
 def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
@@ -124,21 +189,17 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
        0  >1:0 +1:0   >0:0 +0:0   >3:0 +3:0   >2:0 +2:0
        1  >2:0 +2:0!  >3:0 +3:0!  >0:0 +0:0!  >1:0 +1:0!
     """
-    fold = Fold(world_size)
+    fold, held = Fold(world_size), inp(0)
     if fold.sits_out(rank):
-        yield Step(send(rank + 1, inp(0)))
-        yield from _idle(fold.rounds)
-        yield Step(recv(rank + 1, out(0)))
+        yield from _sitting_out(rank, fold.rounds, [inp(0)], [out(0)])
         return
-    held = inp(0)
     if fold.acts_for(rank):
         yield Step(recv_reduce(rank - 1, out(0), held, final=False))
         held = out(0)
     elif fold.extra:
         yield Step()
-    for mask in fold.masks():
-        peer = fold.rank(fold.index(rank) ^ mask)
-        last = 2 * mask == fold.size
+    for mask in powers_below(2, fold.size):
+        peer, last = fold.rank(fold.index(rank) ^ mask), 2 * mask == fold.size
         yield Step(send(peer, held), recv_reduce(peer, out(0), held, final=last))
         held = out(0)
     if fold.acts_for(rank):
@@ -147,24 +208,19 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
         yield Step()
 
 
-def _rabenseifner_traffic(k: int) -> Fraction:
-    fold = Fold(k)
-    return Fraction(2 * (fold.size - 1), fold.size) + (2 if fold.extra else 0)
-
-
 def _rabenseifner_reduced(k: int) -> Fraction:
     fold = Fold(k)
-    return Fraction(fold.size - 1, fold.size) + (1 if fold.extra else 0)
+    return share_of_others(fold.size) + (fold.extra > 0)
 
 
 @register(
     "all_reduce",
     "rabenseifner",
     order=OperandOrder.RANK,
-    chunks=power_of_two_below,
+    chunks=_power_of_two_below,
     cost=Cost(
-        rounds=lambda k: _folded_rounds(k, 2),
-        traffic=_rabenseifner_traffic,
+        rounds=lambda k: _rounds(k) + Fold(k).rounds,
+        traffic=lambda k: 2 * _rabenseifner_reduced(k),
         reduced=_rabenseifner_reduced,
     ),
 )
@@ -175,8 +231,7 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
     rank, the lower bound. For other k, with p the power of two below: two steps
     and twice the vector more, and p in place of k. Operands stay in rank order.
 
-    Source: R. Rabenseifner, "Optimization of collective reduction operations",
-    ICCS 2004.
+    Source: R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(rabenseifner_all_reduce, 4))
@@ -186,14 +241,11 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
        2  >2:0 <2:1      >3:2 <3:3      >0:1 <0:0      >1:3 <1:2
        3  >1:0-1 <1:2-3  >0:2-3 <0:0-1  >3:0-1 <3:2-3  >2:2-3 <2:0-1
     """
-    fold = Fold(world_size)
+    fold, place = Fold(world_size), inp
     whole = range(fold.size)
     if fold.sits_out(rank):
-        yield Step(send(rank + 1, *map(inp, whole)))
-        yield from _idle(2 * fold.rounds)
-        yield Step(recv(rank + 1, *map(out, whole)))
+        yield from _sitting_out(rank, 2 * fold.rounds, map(inp, whole), map(out, whole))
         return
-    place = inp
     if fold.acts_for(rank):
         yield Step(
             recv_reduce(rank - 1, tuple(map(out, whole)), tuple(map(inp, whole)), final=False)
@@ -203,10 +255,9 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
         yield Step()
     exchanges: list[tuple[int, range, range]] = []
     kept = whole
-    for mask in fold.masks():
+    for mask in powers_below(2, fold.size):
         peer = fold.rank(fold.index(rank) ^ mask)
-        middle = len(kept) // 2
-        lower, upper = kept[:middle], kept[middle:]
+        lower, upper = kept[: len(kept) // 2], kept[len(kept) // 2 :]
         kept, sent = (lower, upper) if rank < peer else (upper, lower)
         exchanges.append((peer, kept, sent))
         yield Step(
@@ -222,15 +273,12 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
         yield Step()
 
 
-def _halving_traffic(k: int) -> Fraction:
-    # In each round the most is sent by a rank whose peer's half holds the pairs.
+def _blocks(k: int) -> Fraction:
+    """In each round the most is sent by a rank whose peer's half holds the pairs."""
     fold = Fold(k)
-    most = sum(len(fold.ranks(0, mask)) for mask in fold.masks())
-    return Fraction(most, k) + (1 + Fraction(1, k) if fold.extra else 0)
-
-
-def _halving_reduced(k: int) -> Fraction:
-    return _halving_traffic(k) - (Fraction(1, k) if Fold(k).extra else 0)
+    return Fraction(sum(len(fold.ranks(0, mask)) for mask in powers_below(2, fold.size)), k) + (
+        fold.extra > 0
+    )
 
 
 @register(
@@ -239,7 +287,9 @@ def _halving_reduced(k: int) -> Fraction:
     chunks=lambda k: k,
     slots=lambda k: k,
     cost=Cost(
-        rounds=lambda k: _folded_rounds(k, 1), traffic=_halving_traffic, reduced=_halving_reduced
+        rounds=_rounds,
+        traffic=lambda k: _blocks(k) + Fraction(Fold(k).extra > 0, k),
+        reduced=_blocks,
     ),
 )
 def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
@@ -254,12 +304,9 @@ def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
        0  >2:2-3 +2:0-1  >3:2-3 +3:0-1  >0:0-1 +0:2-3  >1:0-1 +1:2-3
        1  >1:1 +1:0!     >0:0 +0:1!     >3:3 +3:2!     >2:2 +2:3!
     """
-    fold = Fold(world_size)
-    blocks = range(world_size)
+    fold, blocks = Fold(world_size), range(world_size)
     if fold.sits_out(rank):
-        yield Step(send(rank + 1, *map(inp, blocks)))
-        yield from _idle(fold.rounds)
-        yield Step(recv(rank + 1, out(rank)))
+        yield from _sitting_out(rank, fold.rounds, map(inp, blocks), [out(rank)])
         return
 
     def kept_in(block: int) -> Ref:
@@ -295,18 +342,7 @@ def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
         yield Step()
 
 
-def _doubling_traffic(k: int) -> Fraction:
-    fold = Fold(k)
-    most = sum(len(fold.ranks(0, mask)) for mask in fold.masks())
-    return Fraction(most + (k if fold.extra else 0), k)
-
-
-@register(
-    "all_gather",
-    "recursive_doubling",
-    chunks=lambda k: k,
-    cost=Cost(rounds=lambda k: _folded_rounds(k, 1), traffic=_doubling_traffic),
-)
+@register("all_gather", "recursive_doubling", chunks=lambda k: k, cost=Cost(_rounds, _blocks))
 def recursive_doubling_all_gather(rank: int, world_size: int) -> Program:
     """Recursive doubling all-gather: exchange all that is known with rank ^ 1, rank ^ 2, ...
 
@@ -319,19 +355,17 @@ def recursive_doubling_all_gather(rank: int, world_size: int) -> Program:
        0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2
        1  >2:0-1 <2:2-3  >3:0-1 <3:2-3  >0:2-3 <0:0-1  >1:2-3 <1:0-1
     """
-    fold = Fold(world_size)
-    own = copy(out(rank), inp(rank))
+    fold, own = Fold(world_size), copy(out(rank), inp(rank))
     if fold.sits_out(rank):
-        yield Step(own, send(rank + 1, inp(rank)))
-        yield from _idle(fold.rounds)
-        yield Step(recv(rank + 1, *(out(block) for block in range(world_size) if block != rank)))
+        others = (out(block) for block in range(world_size) if block != rank)
+        yield from _sitting_out(rank, fold.rounds, [inp(rank)], others, own)
         return
     if fold.acts_for(rank):
         yield Step(own, recv(rank - 1, out(rank - 1)))
     elif fold.extra:
         yield Step(own)
     place = out if fold.extra else inp
-    for mask in fold.masks():
+    for mask in powers_below(2, fold.size):
         index = fold.index(rank)
         low, far = index & ~(mask - 1), (index ^ mask) & ~(mask - 1)
         peer = fold.rank(index ^ mask)

@@ -1,14 +1,16 @@
-"""Rings: every rank sends to the next one and receives from the one before.
+"""Rings and chains: every rank sends to the next one and receives from the one before.
 
-Problem: move or reduce a long vector with every link busy all the time. A ring
-does so at the lowest possible traffic, at the price of a number of rounds that
-grows with the number of ranks.
+Problem: move or reduce a long vector with every link busy all the time. A ring does so at the
+lowest possible traffic, at the price of a number of rounds that grows with the number of ranks.
 
 ::
 
     0 --> 1 --> 2 --> 3
     ^                 |
     +-----------------+
+
+A chain broadcasts a long vector at the speed of one link: in B segments the
+whole chain is busy, for k + B - 2 steps of 1/B of the vector.
 
 Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for
 clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
@@ -20,8 +22,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import gcd
 
-from ringcoll.algorithms.entry import Cost
-from ringcoll.algorithms.registry import register
+from ringcoll.algorithms.registry import Cost, register, share_of_others
 from ringcoll.schedule import (
     Program,
     Ref,
@@ -41,17 +42,10 @@ from ringcoll.schedule import (
 def reduce_scatter_phase(
     rank: int, world_size: int, partial: Callable[[int, int], Ref], result: Ref
 ) -> Program:
-    """Reduce chunk r onto rank r, in world_size - 1 steps.
+    """Reduce chunk r onto rank r, in world_size - 1 steps; it ends in ``result``.
 
     Chunk c starts at rank c + 1 and travels once round the ring; each rank that
-    it passes adds its own share.
-
-    Parameters
-    ----------
-    partial
-        Where a chunk on its way is kept, from (chunk, step).
-    result
-        Where this rank's own chunk is kept at the end.
+    it passes adds its own share. On its way it is kept in ``partial(chunk, step)``.
     """
     next_rank, prev_rank = (rank + 1) % world_size, (rank - 1) % world_size
     held = inp(prev_rank)
@@ -76,20 +70,16 @@ def all_gather_phase(rank: int, world_size: int) -> Program:
         )
 
 
-_SCATTER = Cost(
-    rounds=lambda k: k - 1,
-    traffic=lambda k: Fraction(k - 1, k),
-    reduced=lambda k: Fraction(k - 1, k),
-)
-_GATHER = Cost(rounds=lambda k: k - 1, traffic=lambda k: Fraction(k - 1, k))
-_BOTH = Cost(
-    rounds=lambda k: 2 * (k - 1),
-    traffic=lambda k: Fraction(2 * (k - 1), k),
-    reduced=lambda k: Fraction(k - 1, k),
-)
+_BOTH = Cost(lambda k: 2 * (k - 1), lambda k: 2 * share_of_others(k), share_of_others)
 
 
-@register("reduce_scatter", "ring", chunks=lambda k: k, slots=lambda k: 2, cost=_SCATTER)
+@register(
+    "reduce_scatter",
+    "ring",
+    chunks=lambda k: k,
+    slots=lambda k: 2,
+    cost=Cost(lambda k: k - 1, share_of_others, share_of_others),
+)
 def ring_reduce_scatter(rank: int, world_size: int) -> Program:
     """Ring reduce-scatter: each block travels once round the ring and is reduced on its way.
 
@@ -108,7 +98,7 @@ def ring_reduce_scatter(rank: int, world_size: int) -> Program:
     )
 
 
-@register("all_gather", "ring", chunks=lambda k: k, cost=_GATHER)
+@register("all_gather", "ring", chunks=lambda k: k, cost=Cost(lambda k: k - 1, share_of_others))
 def ring_all_gather(rank: int, world_size: int) -> Program:
     """Ring all-gather: each rank passes on the block it received in the step before.
 
@@ -175,8 +165,6 @@ def bidirectional_ring_all_reduce(rank: int, world_size: int) -> Program:
 def strides(k: int) -> list[int]:
     """At most four strides with which a ring visits all of ``k`` ranks.
 
-    Examples
-    --------
     >>> strides(2), strides(6), strides(8), strides(12)
     ([1], [1, 5], [1, 3, 5, 7], [1, 5, 7, 11])
     """
@@ -189,8 +177,8 @@ def strides(k: int) -> list[int]:
 def multi_ring_all_reduce(rank: int, world_size: int) -> Program:
     """Up to four ring all-reduces at once, with other strides, on a part of the vector each.
 
-    Steps and traffic as for the ring; no two rings share a directed link, which pays where each rank has links
-    of its own to several others, as the rings (channels) of NCCL do.
+    Steps and traffic as for the ring; no two rings share a directed link, which pays where each
+    rank has links of its own to several others, as the rings (channels) of NCCL do.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(multi_ring_all_reduce, 3))
@@ -211,3 +199,31 @@ def _strided(rank: int, world_size: int, stride: int, channel: int) -> Program:
         peer=lambda place: place * stride % world_size,
         chunk=lambda chunk: channel * world_size + chunk,
     )
+
+
+@register(
+    "broadcast", "chain", pipelined=True, cost=Cost(lambda k: k - 1, lambda k: Fraction(k - 1))
+)
+def chain_broadcast(rank: int, world_size: int, root: int) -> Program:
+    """Chain broadcast, to be run in segments: rank v hears from v - 1 and tells v + 1.
+
+    k - 1 steps with the whole vector; with B segments k + B - 2 of one segment.
+
+    Source: textbook; the chain broadcast of Open MPI.
+
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(chain_broadcast, 4))
+    step  rank 0   rank 1  rank 2  rank 3
+       0  =0 >1:0  <0:0    .       .
+       1  .        >2:0    <1:0    .
+       2  .        .       >3:0    <2:0
+    """
+    v = (rank - root) % world_size
+    for step in range(world_size - 1):
+        if step == v:
+            own = () if v else (copy(out(0), inp(0)),)
+            yield Step(*own, send((rank + 1) % world_size, out(0) if v else inp(0)))
+        elif step == v - 1:
+            yield Step(recv((rank - 1) % world_size, out(0)))
+        else:
+            yield Step()

@@ -1,25 +1,24 @@
 """One rank is slow, or late: all-reduces in which the others do not wait for it.
 
-Problem: if one rank has half of the bandwidth, a ring takes twice its time; yet that rank has to send no more than
-its n bytes, and to receive n. Where a rank comes late, a ring has all of its work left. For large k, in n * beta::
+Problem: if one rank has half of the bandwidth, a ring takes twice its time; yet that rank has to
+send no more than its n bytes, and to receive n. Where a rank comes late, a ring has all of its work
+left. For large k, in n * beta::
 
     one rank has half of the bandwidth       ring 4   r2ccl 3       optcc 5/2   bound 2
     one rank comes late: from then on        ring 2   stragglar 1               bound 1
 
-The parameter is the slow, or late, rank. A complete chunk goes on before the others are complete, so that a
-hierarchy can have these algorithms only as its outermost one.
+The parameter is the slow, or late, rank. A complete chunk goes on before the others are complete,
+so that a hierarchy can have these algorithms only as its outermost one.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.circulant_blocks import exchanges
-from ringcoll.algorithms.entry import Cost, Parameter
+from ringcoll.algorithms.circulant import exchanges
 from ringcoll.algorithms.exchanges import needs_power
-from ringcoll.algorithms.registry import register
+from ringcoll.algorithms.registry import Cost, Parameter, register, rounds_to_reach_all
 from ringcoll.algorithms.ring import reduce_scatter_phase, ring_all_reduce
 from ringcoll.schedule import (
     Operation,
@@ -36,7 +35,12 @@ from ringcoll.schedule import (
     unfinished,
 )
 
-_RANK = Parameter("the slow, or late, rank", default=lambda k: k - 1)
+_register = partial(
+    register,
+    "all_reduce",
+    second_choice=True,
+    parameter=Parameter("the slow, or late, rank", default=lambda k: k - 1),
+)
 
 
 def _no_such_rank(k: int, rank: int) -> str | None:
@@ -77,29 +81,28 @@ def _optcc_reduced(k: int, slow: int) -> Fraction:
     return Fraction(few.get(k, 2 * (2 * _PIECES + 1) * (k - 1) - 4), _optcc_chunks(k, slow))
 
 
-@register(
-    "all_reduce",
+@_register(
     "optcc",
     chunks=_optcc_chunks,
     cost=Cost(_optcc_rounds, _optcc_traffic, _optcc_reduced),
     restriction=_no_such_rank,
-    second_choice=True,
-    parameter=_RANK,
 )
 def optcc_all_reduce(rank: int, world_size: int, slow: int) -> Program:
-    """OptCC all-reduce: a rank with half of the bandwidth sends and receives half a piece in each step.
+    """OptCC all-reduce: a rank with half of the bandwidth sends and receives half a piece a step.
 
-    10(k - 1) steps, and about 5/2 n * beta where the slow rank has half of the bandwidth of the others; a ring takes
-    4(k - 1)/k. The bound is 2, as each element has to leave the slow rank, and to reach it. The slow rank is the
-    last one; ``optcc=0`` has another. Any number of ranks; 4(k - 1) pieces, each of two chunks.
+    10(k - 1) steps, and about 5/2 n * beta where the slow rank has half of the bandwidth of the
+    others; a ring takes 4(k - 1)/k. The bound is 2, as each element has to leave the slow rank, and
+    to reach it. The slow rank is the last one; ``optcc=0`` has another. Any number of ranks;
+    4(k - 1) pieces, each of two chunks.
 
-    Four stages, all at once on pieces in a row: the slow rank sends a piece, by halves, to two ranks; the piece is
-    reduced along the ring of the others; it goes round once more; two ranks send it back. The ring has k - 1
-    *slots*, which turn with the data, and one of them stays empty: the rank that has nothing to send in the ring
-    sends to the slow one, and so for receiving. Once the pipeline is full, all ports are busy in each step.
+    Four stages, all at once on pieces in a row: the slow rank sends a piece, by halves, to two
+    ranks; the piece is reduced along the ring of the others; it goes round once more; two ranks
+    send it back. The ring has k - 1 *slots*, which turn with the data, and one of them stays empty:
+    the rank that has nothing to send in the ring sends to the slow one, and so for receiving. Once
+    the pipeline is full, all ports are busy in each step.
 
-    Source: P. Chen et al., "Don't let a few network failures slow the entire AllReduce", arXiv 2606.01680, for the
-    idea; the slots, and the order of the stages, are ours.
+    Source: P. Chen et al., "Don't let a few network failures slow the entire AllReduce", arXiv
+    2606.01680, for the idea; the slots, and the order of the stages, are ours.
 
     >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule import grid
@@ -115,7 +118,7 @@ def optcc_all_reduce(rank: int, world_size: int, slow: int) -> Program:
     h, num_chunks = len(others), _optcc_chunks(world_size, slow)
 
     def place_of(piece: int, *, begun: bool = True) -> tuple[Ref, ...]:
-        """The two chunks of a piece: in the input if neither the ring nor the slow rank sent them."""
+        """The two chunks of a piece: in the input if neither ring nor slow rank sent them."""
         both = range(2 * piece, 2 * piece + 2)
         return tuple((out if begun or chunk % h == place else inp)(chunk) for chunk in both)
 
@@ -162,8 +165,7 @@ def _stragglar_rounds(k: int, late: int) -> int:
     return max(0, 2 * k - 4 + rounds_to_reach_all(k))
 
 
-@register(
-    "all_reduce",
+@_register(
     "stragglar",
     chunks=lambda k, late: max(1, k - 1),
     cost=Cost(
@@ -172,23 +174,24 @@ def _stragglar_rounds(k: int, late: int) -> int:
         reduced=lambda k, late: Fraction(max(0, 2 * k - 3), max(1, k - 1)),
     ),
     restriction=lambda k, late: needs_power(2, k) or _no_such_rank(k, late),
-    second_choice=True,
-    parameter=_RANK,
 )
 def stragglar_all_reduce(rank: int, world_size: int, late: int) -> Program:
     """StragglAR all-reduce: while a rank is late, the others reduce; then each in turn meets it.
 
-    2k - 4 + lg k steps with 1/(k - 1) of the vector each, k a power of 2. The late rank takes part in the last
-    k - 2 + lg k, which is (k - 2 + lg k)/(k - 1) n * beta from the moment at which it comes, step by step; a ring
-    takes 2(k - 1)/k, and the bound is 1. The late rank is the last one; ``stragglar=0`` has another.
+    2k - 4 + lg k steps with 1/(k - 1) of the vector each, k a power of 2. The late rank takes part
+    in the last k - 2 + lg k, which is (k - 2 + lg k)/(k - 1) n * beta from the moment at which it
+    comes, step by step; a ring takes 2(k - 1)/k, and the bound is 1. The late rank is the last one;
+    ``stragglar=0`` has another.
 
-    First, a ring reduce-scatter of the others. In step t of the second part the late rank, number 0, and the t-th
-    other one, number x^t of the field of k numbers, exchange what they have of chunk t, and both reduce it. The
-    others meet as far apart, by an exclusive or with x^t, and send the chunk of the lowest power of x in their
-    number. Any lg k powers in a row make up all numbers, so that all ranks have chunk t lg k steps later.
+    First, a ring reduce-scatter of the others. In step t of the second part the late rank, number
+    0, and the t-th other one, number x^t of the field of k numbers, exchange what they have of
+    chunk t, and both reduce it. The others meet as far apart, by an exclusive or with x^t, and send
+    the chunk of the lowest power of x in their number. Any lg k powers in a row make up all
+    numbers, so that all ranks have chunk t lg k steps later.
 
-    Source: A. Devraj et al., "Efficient AllReduce with stragglers", arXiv 2505.23523: the steps, who meets the late
-    rank, and the number of steps. The field, in place of a search for pairs, is ours.
+    Source: A. Devraj et al., "Efficient AllReduce with stragglers", arXiv 2505.23523: the steps,
+    who meets the late rank, and the number of steps. The field, in place of a search for pairs, is
+    ours.
 
     >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule import grid
@@ -233,14 +236,13 @@ def stragglar_all_reduce(rank: int, world_size: int, late: int) -> Program:
 
 
 def _r2ccl_traffic(k: int, slow: int) -> Fraction:
-    """Two chunks a step in both rings, and where the rank after the slow one passes on a result, too."""
+    """Two chunks a step in both rings, and where the rank after the slow one passes on a result."""
     passed_on = enumerate(sends for _, sends, _ in exchanges(1, k, k - 1))
     twice = sum(number + 2 < k for number, sends in passed_on if sends is not None)
     return Fraction(max(0, 5 * k - 7 + rounds_to_reach_all(k) + twice), 2 * k - 1)
 
 
-@register(
-    "all_reduce",
+@_register(
     "r2ccl",
     chunks=lambda k, slow: 2 * k - 1,
     cost=Cost(
@@ -249,21 +251,21 @@ def _r2ccl_traffic(k: int, slow: int) -> Fraction:
         reduced=lambda k, slow: Fraction(max(0, 3 * k - 4), 2 * k - 1),
     ),
     restriction=_no_such_rank,
-    second_choice=True,
-    parameter=_RANK,
 )
 def r2ccl_all_reduce(rank: int, world_size: int, slow: int) -> Program:
     """R2CCL all-reduce: half of the data by a ring of all ranks, half by one without the slow rank.
 
-    3(k - 1) + ceil(lg k) steps. Of 2k - 1 chunks k go round all ranks and k - 1 round the others, both at once:
-    the slow rank sends one chunk in the time in which the others send two, as half of the bandwidth allows, so
-    that both rings take 4(k - 1)/(2k - 1) n * beta. Then the next rank sends the sums of the k - 1 chunks to the
-    slow one, which adds its own data and broadcasts the results, a chunk a step, in
-    2(k - 1 + ceil(lg k))/(2k - 1) n * beta. Together that is 3 for large k, where a ring takes 4, and less than a
-    ring takes from 7 ranks on. Any number of ranks. The slow rank is the last one; ``r2ccl=0`` has another.
+    3(k - 1) + ceil(lg k) steps. Of 2k - 1 chunks k go round all ranks and k - 1 round the others,
+    both at once: the slow rank sends one chunk in the time in which the others send two, as half of
+    the bandwidth allows, so that both rings take 4(k - 1)/(2k - 1) n * beta. Then the next rank
+    sends the sums of the k - 1 chunks to the slow one, which adds its own data and broadcasts the
+    results, a chunk a step, in 2(k - 1 + ceil(lg k))/(2k - 1) n * beta. Together that is 3 for
+    large k, where a ring takes 4, and less than a ring takes from 7 ranks on. Any number of ranks.
+    The slow rank is the last one; ``r2ccl=0`` has another.
 
-    Source: W. Wang et al., "Reliable and resilient collective communication library for LLM training and serving",
-    arXiv 2512.25059: two all-reduces at once, then a broadcast. The equal chunks and the circulant broadcast are ours.
+    Source: W. Wang et al., "Reliable and resilient collective communication library for LLM
+    training and serving", arXiv 2512.25059: two all-reduces at once, then a broadcast. The equal
+    chunks and the circulant broadcast are ours.
 
     >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule import grid

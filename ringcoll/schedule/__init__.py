@@ -4,14 +4,12 @@
 `ir`           operations, steps, programs as they are written
 `contracts`    the promise of each collective; the orders of operands
 `counting`     the one counter of rounds, messages and data
-`compose`      programs made of programs: in parallel, renumbered, in place
-`opening`      an all-reduce in two parts, between which others can combine
 `drawing`      the step-by-rank grid
 `verifier`     the proof that a schedule keeps its contract
-`orders`       the order of reduction: as a sum, and by element
-`schedule`     what the other rooms read: all facts of the steps filled in, and the text form
-`primitives`   NCCL's words for a rank's program
-`shown`        objects that a notebook shows as pictures
+`schedule`     what the other rooms read: all facts of the steps filled in; the text form,
+               NCCL's words, and the order of reduction: as a sum, and by element
+`compose`      programs made of programs: in parallel, renumbered, in place; an all-reduce in
+               two parts, between which others can combine
 =============  ==========================================================
 
 Words that mean one thing in the whole package

@@ -8,14 +8,26 @@ host, an all-reduce between the hosts and an all-gather inside each host::
     yield from unfinished(renumber(reduce_scatter(local, 4), peer=inside))
     yield from in_place(renumber(all_reduce(host, hosts), peer=across, chunk=own))
     yield from renumber(all_gather(local, 4), peer=inside)
+
+An all-reduce itself falls into two parts: until it has completed its chunks, and from there on.
+Between them each chunk is complete on some ranks: on one after a ring, on the root of a tree, on
+all after recursive doubling. There the results of several groups can be combined, by any other
+all-reduce, and the second part passes on what comes out. The parts are found by the reductions that
+are marked `final`::
+
+    ring, rank 0 of 3   >1:2 +2:1 | >1:1 +2:0! | >1:0 <2:2 | >1:2 <2:1
+                                               ^ here rank 0 has chunk 0
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, zip_longest
 
+from ringcoll.errors import ScheduleError
+from ringcoll.schedule.counting import check_work
 from ringcoll.schedule.ir import (
     Buffer,
     Copy,
@@ -29,6 +41,7 @@ from ringcoll.schedule.ir import (
     Step,
     out,
 )
+from ringcoll.schedule.schedule import Schedule
 
 
 def parallel(*programs: Iterable[Step]) -> Program:
@@ -115,8 +128,14 @@ def split(program: Iterable[Step], finer: Callable[[int], Sequence[int]]) -> Pro
         The finer chunks that make up a chunk, from the number of the chunk; as many for each.
     """
 
+    def finer_refs(old: Ref) -> Iterator[Ref]:
+        chunks = finer(old.chunk)
+        for index, chunk in enumerate(chunks):
+            slot = old.slot * len(chunks) + index if old.buffer is Buffer.SCRATCH else old.slot
+            yield Ref(old.buffer, chunk, slot)
+
     def refs(old_refs: Iterable[Ref]) -> tuple[Ref, ...]:
-        return tuple(ref for old in old_refs for ref in _finer_refs(old, finer(old.chunk)))
+        return tuple(chain.from_iterable(map(finer_refs, old_refs)))
 
     def rewritten(old: Operation) -> Iterable[Operation]:
         match old:
@@ -125,18 +144,77 @@ def split(program: Iterable[Step], finer: Callable[[int], Sequence[int]]) -> Pro
             case RecvReduce():
                 yield replace(old, into=refs(old.into), local=refs(old.local))
             case Copy():
-                yield from map(Copy, refs([old.into]), refs([old.source]))
+                yield from map(Copy, finer_refs(old.into), finer_refs(old.source))
             case Reduce():
-                sources = (refs([source]) for source in old.sources)
-                for into, *operands in zip(refs([old.into]), *sources, strict=True):
+                sources = map(finer_refs, old.sources)
+                for into, *operands in zip(finer_refs(old.into), *sources, strict=True):
                     yield replace(old, into=into, sources=tuple(operands))
 
     for step in program:
         yield Step(*(operation for old in step for operation in rewritten(old)))
 
 
-def _finer_refs(old: Ref, chunks: Sequence[int]) -> Iterator[Ref]:
-    """The places of finer chunks that stand for one place."""
-    for index, chunk in enumerate(chunks):
-        slot = old.slot * len(chunks) + index if old.buffer is Buffer.SCRATCH else old.slot
-        yield Ref(old.buffer, chunk, slot)
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The place where an all-reduce falls into two parts."""
+
+    first_steps: int
+    """Number of steps of the first part."""
+    completed: tuple[tuple[int, ...], ...]
+    """Chunks that each rank has completed by then, in their order."""
+
+
+@lru_cache(maxsize=256)
+def step_count(schedule: Schedule) -> int:
+    """Number of steps of the rank that has most of them."""
+    return max(sum(1 for _ in schedule.steps(rank)) for rank in range(schedule.world_size))
+
+
+@lru_cache(maxsize=256)
+def opening_of(schedule: Schedule) -> Opening:
+    """Find the place where an all-reduce falls into two parts.
+
+    Raises
+    ------
+    ScheduleError
+        A rank passes on a chunk before all chunks are complete, or completes it outside of the
+        output.
+    TooLargeError
+        The schedule is too large.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> opening_of(schedule_of("all_reduce", "ring", 3))
+    Opening(first_steps=2, completed=((0,), (1,), (2,)))
+    >>> opening_of(schedule_of("all_reduce", "binomial_tree", 3))
+    Opening(first_steps=2, completed=((0,), (), ()))
+    """
+    if schedule.world_size == 1:
+        return Opening(0, (tuple(range(schedule.num_chunks)),))
+    check_work(schedule)
+    programs = [tuple(schedule.steps(rank)) for rank in range(schedule.world_size)]
+    completed: list[dict[Ref, int]] = [{} for _ in programs]  # in which step
+    for known, steps in zip(completed, programs, strict=True):
+        for number, step in enumerate(steps):
+            for operation in step:
+                if isinstance(operation, RecvReduce | Reduce) and operation.final:
+                    known.update(dict.fromkeys(operation.writes, number))
+    first_steps = 1 + max(number for known in completed for number in known.values())
+    for rank, (known, steps) in enumerate(zip(completed, programs, strict=True)):
+        for number, step in enumerate(steps[:first_steps]):
+            for ref in (ref for operation in step for ref in operation.reads):
+                if known.get(ref, number) < number:
+                    raise _refusal(schedule, rank, ref, f"is passed on in step {number}, too early")
+        for ref in known:
+            if ref.buffer is not Buffer.OUTPUT:
+                raise _refusal(schedule, rank, ref, "is not in the output")
+    return Opening(first_steps, tuple(tuple(sorted(ref.chunk for ref in it)) for it in completed))
+
+
+def _refusal(schedule: Schedule, rank: int, ref: Ref, reason: str) -> ScheduleError:
+    return ScheduleError(
+        f"{schedule.algorithm} all_reduce on {schedule.world_size} ranks does not fall into two "
+        f"parts, so that a hierarchy can have it only as its outermost algorithm: on rank {rank} "
+        f"the complete chunk {ref} {reason}"
+    )

@@ -1,9 +1,8 @@
 """The promise of each collective: where data are before it, and must be after it.
 
-Data are counted in *blocks*. The collectives on a vector (all-reduce, broadcast,
-reduce, barrier) have one block, the collectives on lists have a block for each rank,
-and all-to-all has a block for each ordered pair, ``src * world_size + dst``. A
-schedule may cut each block into several chunks.
+Data are counted in *blocks*. The collectives on a vector (all-reduce, broadcast, reduce, barrier)
+have one block, the collectives on lists have a block for each rank, and all-to-all has a block for
+each ordered pair, ``src * world_size + dst``. A schedule may cut each block into several chunks.
 
 Sources: the MPI standard 4.1, chapter 6, for the meaning; nccl-tests,
 doc/PERFORMANCE.md, for the factors of bus bandwidth.
@@ -24,7 +23,6 @@ LARGEST_WORLD = 1 << 16
 _Blocks = Callable[[int, int, int], Sequence[int]]  # (rank, world_size, root) -> blocks
 _Amounts = Callable[[int], tuple[Fraction, Fraction, Fraction]]  # world_size -> parts of the data
 _Share = Callable[[int], Fraction]
-_NONE = Fraction(0)
 
 
 class OperandOrder(IntEnum):
@@ -48,8 +46,27 @@ class OperandOrder(IntEnum):
         )[self]
 
 
-def _unknown(world_size: int) -> tuple[Fraction, Fraction, Fraction]:
-    return _NONE, _NONE, _NONE
+def _part(each: int, more: int) -> _Share:
+    """Each of k blocks ``each`` times, and ``more`` blocks, as a part of the whole data."""
+    return lambda k: Fraction(each * k + more, k)
+
+
+_NOTHING, _OWN, _ONCE = _part(0, 0), _part(0, 1), _part(1, 0)
+_OTHERS, _OTHERS_TWICE = _part(1, -1), _part(2, -2)
+
+
+def _least(sent: _Share, received: _Share, reduced: _Share = _NOTHING) -> _Amounts:
+    """What the busiest rank has to send, to receive and to reduce, if it is not alone."""
+
+    def amounts(world_size: int) -> tuple[Fraction, Fraction, Fraction]:
+        if world_size == 1:
+            return Fraction(0), Fraction(0), Fraction(0)
+        return sent(world_size), received(world_size), reduced(world_size)
+
+    return amounts
+
+
+_UNKNOWN = _least(_NOTHING, _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -80,14 +97,14 @@ class Contract:
     busbw_factor
         Bus bandwidth over algorithm bandwidth, from the world size.
     least
-        Data that the busiest rank has to send, to receive and to reduce in any algorithm, as parts of the
-        whole data, from the world size; by default no bound is known.
+        Data that the busiest rank has to send, to receive and to reduce in any algorithm, as parts
+        of the whole data, from the world size; by default no bound is known.
     contributors
-        For a collective that reduces: how many ranks, from rank 0 on, contribute to the output of a rank;
-        called with ``(rank, world_size)``. By default all do.
+        For a collective that reduces: how many ranks, from rank 0 on, contribute to the output of a
+        rank; called with ``(rank, world_size)``. By default all do.
     phases
-        For a collective that reduces: what it is made of, as (collective that only moves, whether backwards).
-        Backwards, every message goes the other way, in the opposite order of steps.
+        For a collective that reduces: what it is made of, as (collective that only moves, whether
+        backwards). Backwards, every message goes the other way, in the opposite order of steps.
     """
 
     collective: str
@@ -100,13 +117,13 @@ class Contract:
     in_place: bool = True
     common_lengths: bool = True
     at_least_once: bool = False
-    least: _Amounts = _unknown
+    least: _Amounts = _UNKNOWN
     contributors: Callable[[int, int], int] = lambda rank, world_size: world_size
     phases: tuple[tuple[str, bool], ...] = ()
 
     @property
     def is_prefix(self) -> bool:
-        """Whether a rank gets the reduction of the ranks before it only, with or without its own."""
+        """Whether a rank gets the reduction of the ranks before it, with or without its own."""
         return self.contributors(0, 2) != 2
 
     @property
@@ -120,7 +137,7 @@ class Contract:
         return self.phases if self.reduces else ((self.collective, False),)
 
     def blocks_of_rank(self, world_size: int) -> int:
-        """Blocks of the whole data: as many as rank 0, as the root, has in its input or its output."""
+        """Blocks of the whole data: as many as rank 0, as the root, has in its input or output."""
         return max(len(blocks(0, world_size, 0)) for blocks in (self.inputs, self.outputs))
 
     @property
@@ -173,12 +190,8 @@ def _all(rank: int, world_size: int, root: int) -> Sequence[int]:
     return range(world_size)
 
 
-def _vector_at_root(rank: int, world_size: int, root: int) -> Sequence[int]:
-    return (0,) if rank == root else ()
-
-
-def _all_at_root(rank: int, world_size: int, root: int) -> Sequence[int]:
-    return range(world_size) if rank == root else ()
+def _at_root(blocks: _Blocks) -> _Blocks:
+    return lambda rank, k, root: blocks(rank, k, root) if rank == root else ()
 
 
 def _row(rank: int, world_size: int, root: int) -> Sequence[int]:
@@ -197,79 +210,54 @@ def _block_each(world_size: int) -> int:
     return world_size
 
 
-def _moved_once(world_size: int) -> Fraction:
-    return Fraction(1)
-
-
-def _others(world_size: int) -> Fraction:
-    return Fraction(world_size - 1, world_size)
-
-
-def _own(world_size: int) -> Fraction:
-    return Fraction(1, world_size)
-
-
-def _others_twice(world_size: int) -> Fraction:
-    return Fraction(2 * (world_size - 1), world_size)
-
-
-def _least(sent: _Share, received: _Share, reduced: _Share = lambda k: _NONE) -> _Amounts:
-    def amounts(world_size: int) -> tuple[Fraction, Fraction, Fraction]:
-        if world_size == 1:
-            return _NONE, _NONE, _NONE
-        return sent(world_size), received(world_size), reduced(world_size)
-
-    return amounts
-
-
 _BACKWARDS, _FORWARDS = ("all_gather", True), ("all_gather", False)
 
 CONTRACTS: dict[str, Contract] = {
     c.collective: c
     for c in (
         Contract(
-            "all_reduce", _one_block, _vector, _vector, _others_twice, reduces=True,
-            least=_least(_others_twice, _others_twice, _others), phases=(_BACKWARDS, _FORWARDS),
+            "all_reduce", _one_block, _vector, _vector, _OTHERS_TWICE, reduces=True,
+            least=_least(_OTHERS_TWICE, _OTHERS_TWICE, _OTHERS), phases=(_BACKWARDS, _FORWARDS),
         ),
         Contract(
-            "reduce_scatter", _block_each, _all, _mine, _others, reduces=True,
-            least=_least(_others, _others, _others), phases=(_BACKWARDS,),
+            "reduce_scatter", _block_each, _all, _mine, _OTHERS, reduces=True,
+            least=_least(_OTHERS, _OTHERS, _OTHERS), phases=(_BACKWARDS,),
         ),
         Contract(
-            "all_gather", _block_each, _mine, _all, _others,
-            least=_least(_others, _others),
+            "all_gather", _block_each, _mine, _all, _OTHERS,
+            least=_least(_OTHERS, _OTHERS),
         ),
         Contract(
-            "broadcast", _one_block, _vector_at_root, _vector, _moved_once, rooted=True,
-            least=_least(_moved_once, _moved_once),
+            "broadcast", _one_block, _at_root(_vector), _vector, _ONCE, rooted=True,
+            least=_least(_ONCE, _ONCE),
         ),
         Contract(
-            "reduce", _one_block, _vector, _vector_at_root, _moved_once, reduces=True, rooted=True,
-            least=_least(_moved_once, _moved_once, _others), phases=(("broadcast", True),),
+            "reduce", _one_block, _vector, _at_root(_vector), _ONCE, reduces=True, rooted=True,
+            least=_least(_ONCE, _ONCE, _OTHERS), phases=(("broadcast", True),),
         ),
         Contract(
-            "gather", _block_each, _mine, _all_at_root, _others, rooted=True,
-            least=_least(_own, _others),
+            "gather", _block_each, _mine, _at_root(_all), _OTHERS, rooted=True,
+            least=_least(_OWN, _OTHERS),
         ),
         Contract(
-            "scatter", _block_each, _all_at_root, _mine, _others, rooted=True,
-            least=_least(_others, _own),
+            "scatter", _block_each, _at_root(_all), _mine, _OTHERS, rooted=True,
+            least=_least(_OTHERS, _OWN),
         ),
         Contract(
-            "all_to_all", lambda world_size: world_size * world_size, _row, _column, _others,
-            in_place=False, common_lengths=False, least=_least(_others, _others),
+            "all_to_all", lambda world_size: world_size * world_size, _row, _column, _OTHERS,
+            in_place=False, common_lengths=False, least=_least(_OTHERS, _OTHERS),
         ),
         Contract(
-            "barrier", _one_block, _vector, _vector, _moved_once, reduces=True, at_least_once=True,
-            least=_least(_moved_once, _moved_once, _others),
+            "barrier", _one_block, _vector, _vector, _ONCE, reduces=True, at_least_once=True,
+            least=_least(_ONCE, _ONCE, _OTHERS),
         ),
         Contract(
-            "scan", _one_block, _vector, _vector, _moved_once, reduces=True,
-            least=_least(_moved_once, _moved_once, _others), contributors=lambda rank, k: rank + 1,
+            "scan", _one_block, _vector, _vector, _ONCE, reduces=True,
+            least=_least(_ONCE, _ONCE, _OTHERS), contributors=lambda rank, k: rank + 1,
         ),
         Contract(
-            "exscan", _one_block, _vector, lambda rank, k, root: (0,) if rank else (), _moved_once,
-            reduces=True, least=_least(_moved_once, _moved_once, lambda k: Fraction(k - 2, k)),
+            "exscan", _one_block, _vector, lambda rank, k, root: (0,) if rank else (), _ONCE,
+            reduces=True, least=_least(_ONCE, _ONCE, _part(1, -2)),
             contributors=lambda rank, k: rank,
         ),
     )

@@ -69,10 +69,11 @@ def count(step: Step) -> tuple[int, int, int, int, int]:
 _SMALL = 1 << 7  # ranks up to which the work of a schedule of short steps is not estimated
 _SAMPLED = 8  # ranks, beside the root, from which the work of all is estimated
 MOST_STEPS = 1 << 18
-"""Steps of a rank whose program is read before it is proved: one with more of them may have no end."""
+"""Steps of a rank whose program is read before it is proved: with more, it may have no end."""
 _MOST_WORK = 5 << 20
-"""Chunks that all ranks send and receive in a schedule that is run on symbols. A chunk takes 5 us and 120
-bytes, and more for its set of ranks: it is a ring on 1,024 ranks, half a minute, 0.5 GiB."""
+"""Chunks that all ranks send and receive in a schedule that is run on symbols. A chunk takes 5 us
+and 120 bytes, and more for its set of ranks: it is a ring on 1,024 ranks, half a minute, 0.5 GiB.
+"""
 
 
 def estimated(schedule: Written, weigh: Callable[[Step], int], most: int) -> int:
@@ -85,14 +86,14 @@ def estimated(schedule: Written, weigh: Callable[[Step], int], most: int) -> int
     others = sorted(
         {(root + 1 + 40_503 * place) % world_size for place in range(_SAMPLED)} - {root}
     )
-    of_root, of_others = 0, 0
+    of_root = of_others = 0
     for index, rank in enumerate((root, *others)):
         share = (world_size - 1) / index if index else 1.0  # ranks for which one stands
-        before, weight = of_others, 0
+        weight = 0
         try:
             for number, step in enumerate(schedule.program(rank)):
                 weight += weigh(step)
-                if (before + weight) * share > 2 * most or number > MOST_STEPS:
+                if (of_others + weight) * share > 2 * most or number > MOST_STEPS:
                     return 2 * most
         except TooLargeError:
             raise
@@ -111,7 +112,7 @@ def estimated_messages(schedule: Written, most: int) -> int:
 
 
 def moved(step: Step) -> int:
-    """Chunks that a rank moves in a step, in eighths: to go on to the next step takes one of them."""
+    """Chunks that a rank moves in a step, in eighths: to go on to the next step takes one."""
     return 8 * sum(count(step)[2:4]) or 1
 
 
@@ -121,20 +122,15 @@ def _is_small(schedule: Written) -> bool:
 
 
 def check_end(schedule: Written, number: int) -> None:
-    """Refuse a program that has so many steps that it may have no end.
-
-    Raises
-    ------
-    TooLargeError
-        The step of this number is one too many.
-    """
+    """Refuse a program that has so many steps that it may have no end."""
     most = MOST_STEPS // schedule.world_size if _is_small(schedule) else MOST_STEPS
     if number > most:
-        raise TooLargeError(
-            f"{schedule.algorithm} {schedule.collective} on {schedule.world_size} ranks is too large: "
-            f"its programs have more than {most:,} steps, or no end",
-            most=most,
-        )
+        raise _too_large(schedule, f"its programs have more than {most:,} steps, or no end", most)
+
+
+def _too_large(schedule: Written, reason: str, most: int) -> TooLargeError:
+    about = f"{schedule.algorithm} {schedule.collective} on {schedule.world_size} ranks"
+    return TooLargeError(f"{about} is too large: {reason}", most=most)
 
 
 def check_work(schedule: Written) -> None:
@@ -154,15 +150,15 @@ def check_work(schedule: Written) -> None:
     elif (needed := num_places(schedule)) <= most:
         needed = estimated(schedule, moved, 8 * most) // 8
     if needed > most:
-        raise TooLargeError(
-            f"{schedule.algorithm} {schedule.collective} on {world_size} ranks is too large: "
-            f"the ranks move about {needed:,} chunks or more, expected at most {most:,}",
-            most=_MOST_WORK,
-        )
+        reason = f"the ranks move about {needed:,} chunks or more, expected at most {most:,}"
+        raise _too_large(schedule, reason, _MOST_WORK)
 
 
 def packed_chunks(step: Step, *, in_segments: bool = False) -> int:
-    """Chunks that a rank copies in a step because those of a message do not lie side by side; segments never do."""
+    """Chunks that a rank copies in a step, as those of a message do not lie side by side.
+
+    Segments never do.
+    """
     return sum(
         len(operation.refs)
         for operation in step
@@ -194,7 +190,8 @@ class Tally:
     sends, receives, sent
         Messages sent, messages received and chunks sent, by rank.
     packed
-        Chunks that all ranks copy, as those of a message do not lie side by side, in one segment and in several.
+        Chunks that all ranks copy, as those of a message do not lie side by side, in one segment
+        and in several.
     repeated
         Chunks that ranks send in a step in which they send them to another rank, too.
     exchanges
@@ -249,7 +246,7 @@ def tally_of(schedule: Written) -> Tally:
 
 
 def sends_alike(step: Step, world_size: int) -> bool:
-    """Whether a rank sends one and the same message to every other rank, and receives one from each."""
+    """Whether a rank sends one message to every other rank, and receives one from each."""
     sends = {operation.peer: operation.refs for operation in step if type(operation) is Send}
     if len(sends) != world_size - 1 or len(set(sends.values())) != 1:
         return False

@@ -28,13 +28,13 @@ def as_runs(numbers: Iterable[int]) -> str:
     >>> as_runs([0, 1, 2, 5])
     '0-2,5'
     """
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _chunks(refs: Iterable[Ref]) -> str:
@@ -43,26 +43,21 @@ def _chunks(refs: Iterable[Ref]) -> str:
 
 def _cell(operation: object) -> str:
     try:
-        return _in_short(operation)
+        match operation:
+            case Send():
+                return f">{operation.peer}:{_chunks(operation.refs)}"
+            case Recv():
+                return f"<{operation.peer}:{_chunks(operation.refs)}"
+            case RecvReduce():
+                mark = "!" if operation.final else ""
+                return f"+{operation.peer}:{_chunks(operation.into)}{mark}"
+            case Copy():
+                return f"={operation.into.chunk}"
+            case Reduce():
+                return f"S{operation.into.chunk}{'!' if operation.final else ''}"
     except (AttributeError, TypeError):  # no reference where one belongs
-        return repr(operation)
-
-
-def _in_short(operation: object) -> str:
-    match operation:
-        case Send():
-            return f">{operation.peer}:{_chunks(operation.refs)}"
-        case Recv():
-            return f"<{operation.peer}:{_chunks(operation.refs)}"
-        case RecvReduce():
-            mark = "!" if operation.final else ""
-            return f"+{operation.peer}:{_chunks(operation.into)}{mark}"
-        case Copy():
-            return f"={operation.into.chunk}"
-        case Reduce():
-            return f"S{operation.into.chunk}{'!' if operation.final else ''}"
-        case _:  # not an operation
-            return repr(operation)
+        pass
+    return repr(operation)  # perhaps not an operation
 
 
 def _steps(
@@ -72,10 +67,8 @@ def _steps(
         return source.world_size, source.steps
     if world_size is None:
         raise TypeError("a program needs a world_size to be drawn")
-    rooted = "root" in inspect.signature(source).parameters
-    if rooted:
-        return world_size, lambda rank: source(rank, world_size, root)
-    return world_size, lambda rank: source(rank, world_size)
+    roots = (root,) if "root" in inspect.signature(source).parameters else ()
+    return world_size, lambda rank: source(rank, world_size, *roots)
 
 
 def grid(
@@ -123,7 +116,5 @@ def grid(
             row.append(f"**{cell}**" if mark == (rank, number) else cell)
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines)

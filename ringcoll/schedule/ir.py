@@ -29,6 +29,7 @@ The vocabulary is NCCL's; see "Demystifying NCCL", arXiv 2507.04786, section 5.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -38,7 +39,6 @@ from typing import ClassVar, NamedTuple, ParamSpec, Self
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.contracts import CONTRACTS, contract
-from ringcoll.schedule.shown import Shown
 
 _Numbers = ParamSpec("_Numbers")
 
@@ -117,8 +117,8 @@ def _all(ref: Callable[[Ref], Ref], refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
     return tuple(map(ref, refs))
 
 
-# Each operation says what it ``reads`` of the state before the step, and what it ``writes``; `mapped`
-# makes the same operation with other references and another peer.
+# Each operation says what it ``reads`` of the state before the step, and what it ``writes``;
+# `mapped` makes the same operation with other references and another peer.
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +315,19 @@ class Step(tuple[Operation, ...]):
 Program = Iterator[Step]
 
 
+class Shown:
+    """Something that a notebook shows as a picture, see `ringcoll.pictures.shown_in_notebook`.
+
+    The room `pictures` draws it. It stands above the rooms that have such objects, so the face of
+    the package hands it out.
+    """
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return str(sys.modules["ringcoll"].pictures.shown_in_notebook(self))
+
+
 @dataclass(frozen=True, eq=False)
 class Written(Shown):
     """The programs of all ranks as they are written: what a `Schedule` begins with.
@@ -354,7 +367,7 @@ _ALWAYS = 1 << 20  # chunks of all ranks, and slots, for which there is always m
 
 
 def num_places(schedule: Written) -> int:
-    """Chunks in the inputs and outputs of all ranks; a schedule that keeps its contract names each of them."""
+    """Chunks in the inputs and outputs of all ranks, which a right schedule names all."""
     rules, world_size, root = contract(schedule.collective), schedule.world_size, schedule.root
     blocks = sum(
         len(of_rank(rank, world_size, root))
@@ -367,9 +380,9 @@ def num_places(schedule: Written) -> int:
 def check_room(schedule: Written, num_refs: int) -> None:
     """Raise if the references of a text are too few for the chunks and slots that it states.
 
-    The verifier keeps an entry for each chunk of each rank. A schedule that keeps its contract names
-    each of them: it writes all outputs, and it reads all inputs if it reduces. Collectives that do
-    not reduce have no more input than output.
+    The verifier keeps an entry for each chunk of each rank. A schedule that keeps its contract
+    names each of them: it writes all outputs, and it reads all inputs if it reduces. Collectives
+    that do not reduce have no more input than output.
     """
     if schedule.collective not in CONTRACTS:  # the verifier and the executor refuse the name
         return

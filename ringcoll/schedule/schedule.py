@@ -1,4 +1,9 @@
-"""A schedule: the programs of all ranks, read in one way, and written as text."""
+"""A schedule: the programs of all ranks, read in one way, and written in words.
+
+A schedule is written as text that is read back, and in NCCL's words. A sum of floats depends on the
+order in which it is made: `verify` finds the order of every chunk; here an order becomes a sum that
+a person reads, and a chunk becomes the elements that it has in a vector of some length.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from functools import cached_property, partial
 from itertools import count
 
 from ringcoll.errors import ScheduleError
+from ringcoll.schedule.contracts import balanced_share, contract
 from ringcoll.schedule.ir import (
     Buffer,
     Copy,
@@ -22,7 +28,7 @@ from ringcoll.schedule.ir import (
     Written,
     check_room,
 )
-from ringcoll.schedule.verifier import finals_of
+from ringcoll.schedule.verifier import Order, Proof, finals_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,21 +81,15 @@ class Schedule(Written):
         """Step ``number`` of a rank, with all facts of its reductions."""
         if not any(map(_leaves_facts, step)):
             return step
-
-        def is_final(index: int, operation: RecvReduce | Reduce) -> bool:
-            if operation.unstated_final:
-                return (rank, number, index) in self._finals
-            return operation.final
-
         stated = list(step)
         for index, old in enumerate(step):
-            if isinstance(old, RecvReduce):
+            if isinstance(old, RecvReduce | Reduce):
+                final = (rank, number, index) in self._finals if old.unstated_final else old.final
+                if isinstance(old, Reduce):
+                    stated[index] = Reduce(old.into, old.sources, final)
+                    continue
                 left = old.peer < rank if old.unstated_order else old.received_left
-                stated[index] = RecvReduce(
-                    old.peer, old.into, old.local, left, is_final(index, old)
-                )
-            elif isinstance(old, Reduce):
-                stated[index] = Reduce(old.into, old.sources, is_final(index, old))
+                stated[index] = RecvReduce(old.peer, old.into, old.local, left, final)
         return Step(*stated)
 
     @cached_property
@@ -98,14 +98,8 @@ class Schedule(Written):
         return finals_of(self)
 
     def _header(self) -> tuple[str, str, int, int, int, int]:
-        return (
-            self.collective,
-            self.algorithm,
-            self.world_size,
-            self.num_chunks,
-            self.num_slots,
-            self.root,
-        )
+        sizes = self.world_size, self.num_chunks, self.num_slots
+        return self.collective, self.algorithm, *sizes, self.root
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):
@@ -160,13 +154,7 @@ class Schedule(Written):
             )
         frozen = tuple(map(tuple, programs))
         schedule = cls(
-            collective=header[1],
-            algorithm=header[2],
-            world_size=world_size,
-            num_chunks=num_chunks,
-            num_slots=num_slots,
-            program=lambda rank: frozen[rank],
-            root=root,
+            header[1], header[2], world_size, num_chunks, num_slots, lambda rank: frozen[rank], root
         )
         try:
             check_room(schedule, text.count("["))
@@ -207,24 +195,159 @@ def _parse_refs(text: str, line: int) -> tuple[Ref, ...]:
 
 
 def _parse(text: str, line: int) -> Operation:
+    refs = partial(_parse_refs, line=line)
     if match := _SEND.fullmatch(text):
-        return Send(int(match[2]), _parse_refs(match[1], line))
+        return Send(int(match[2]), refs(match[1]))
     if match := _RECV.fullmatch(text):
-        return Recv(int(match[2]), _parse_refs(match[1], line))
+        return Recv(int(match[2]), refs(match[1]))
     if match := _RECV_REDUCE.fullmatch(text):
         received_left = match[2] == "recv"
-        local = match[3] if received_left else match[2]
-        return RecvReduce(
-            int(match[4]),
-            _parse_refs(match[1], line),
-            _parse_refs(local, line),
-            received_left,
-            match[5] is not None,
-        )
+        reduced, local = refs(match[1]), refs(match[3] if received_left else match[2])
+        return RecvReduce(int(match[4]), reduced, local, received_left, match[5] is not None)
     if match := _COPY.fullmatch(text):
-        (into,), (source,) = _parse_refs(match[1], line), _parse_refs(match[2], line)
+        (into,), (source,) = refs(match[1]), refs(match[2])
         return Copy(into, source)
     if match := _REDUCE.fullmatch(text):
-        (into,) = _parse_refs(match[1], line)
-        return Reduce(into, _parse_refs(match[2].replace("+", " "), line), match[3] is not None)
+        (into,) = refs(match[1])
+        return Reduce(into, refs(match[2].replace("+", " ")), match[3] is not None)
     raise ScheduleError(f"line {line}: {text!r} is not an operation")
+
+
+def infix(order: Order) -> str:
+    """Write an order in postfix as a sum.
+
+    >>> infix((0, 1, "+", 2, 3, "+", "+"))
+    '(x0 + x1) + (x2 + x3)'
+    """
+    stack: list[str] = []
+    for item in order:
+        if isinstance(item, int):
+            stack.append(f"x{item}")
+        else:
+            right, left = stack.pop(), stack.pop()
+            stack.append(f"({left} + {right})")
+    (total,) = stack
+    return total.removeprefix("(").removesuffix(")") if len(order) > 1 else total
+
+
+def chunks_by_order(proof: Proof) -> dict[Order, list[int]]:
+    """The chunks that are reduced in each order; chunks ascend.
+
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import verify
+    >>> proof = verify(schedule_of("all_reduce", "recursive_doubling", 4))
+    >>> chunks_by_order(proof)
+    {(0, 1, '+', 2, 3, '+', '+'): [0]}
+    """
+    chunks: dict[Order, list[int]] = {}
+    for chunk, order in proof.orders.items():
+        chunks.setdefault(order, []).append(chunk)
+    return chunks
+
+
+def check_reduces(collective: str) -> None:
+    """Check that a collective has sums.
+
+    Raises
+    ------
+    ScheduleError
+        There is no such collective, or it reduces no data.
+    """
+    rules = contract(collective)
+    if not rules.reduces or rules.at_least_once:
+        raise ScheduleError(f"{collective} reduces no data, so that there is no order of reduction")
+
+
+def chunk_elements(schedule: Written, numel: int) -> list[range]:
+    """The elements of every chunk.
+
+    Parameters
+    ----------
+    schedule
+        A schedule of a collective that reduces.
+    numel
+        Elements of the whole data: of the vector, or of all blocks of a rank.
+
+    Raises
+    ------
+    ScheduleError
+        ``numel`` is below 0, or the blocks of a rank would not have equal lengths; or the
+        collective reduces no data.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> chunk_elements(schedule_of("all_reduce", "ring", 3), 5)
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    check_reduces(schedule.collective)
+    rules = contract(schedule.collective)
+    blocks = rules.num_blocks(schedule.world_size)
+    per_block = rules.chunks_per_block(schedule.num_chunks, schedule.world_size)
+    if numel < 0 or numel % blocks:
+        raise ScheduleError(
+            f"{schedule.collective} on {schedule.world_size} ranks cannot divide {numel} elements "
+            f"into blocks of equal length: expected a multiple of {blocks}, at least 0"
+        )
+    elements = []
+    for chunk in range(schedule.num_chunks):
+        block, index = divmod(chunk, per_block)
+        offset, length = balanced_share(numel // blocks, per_block, index)
+        start = block * (numel // blocks) + offset
+        elements.append(range(start, start + length))
+    return elements
+
+
+def primitives(schedule: Schedule, rank: int) -> list[str]:
+    """A rank's program in NCCL's vocabulary.
+
+    The receive of one step and the send of the next become one primitive where they concern the
+    same place: ``recvReduceSend`` passes on a partial result, ``recvReduceCopySend`` keeps and
+    passes on a complete result, ``recvCopySend`` keeps and passes on data that are not reduced.
+
+    Returns
+    -------
+    list of str
+        A line for each moment; the primitives of a moment are joined by ``" | "``.
+
+    References
+    ----------
+    "Demystifying NCCL", arXiv 2507.04786, table V.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> primitives(schedule_of("all_reduce", "ring", 3), 0)
+    ['send', 'recvReduceSend', 'recvReduceCopySend', 'recvCopySend', 'recv']
+    """
+    moments: list[str] = []
+    arrived: list[tuple[str, frozenset[tuple[object, int]]]] = []
+    for step in (*schedule.steps(rank), Step()):
+        waiting = list(arrived)
+        arrived, words = [], []
+        copied = {operation.source.place for operation in step if isinstance(operation, Copy)}
+        for operation in step:
+            match operation:
+                case Send():
+                    places = frozenset(ref.place for ref in operation.refs)
+                    source = next((item for item in waiting if item[1] == places), None)
+                    if source is not None:
+                        waiting.remove(source)
+                        words.append(source[0] + "Send")
+                    else:
+                        words.append("copySend" if places <= copied else "send")
+                        copied -= places
+                case Recv():
+                    arrived.append(("recvCopy", frozenset(ref.place for ref in operation.refs)))
+                case RecvReduce():
+                    word = "recvReduceCopy" if operation.final else "recvReduce"
+                    arrived.append((word, frozenset(ref.place for ref in operation.into)))
+                case Reduce():
+                    words.append("reduceCopy" if operation.final else "reduce")
+                case Copy():
+                    pass
+        kept = ["recv" if word == "recvCopy" else word for word, _ in waiting]
+        words = [*kept, *words, *["copy"] * len(copied)]
+        if words:
+            moments.append(" | ".join(words))
+    return moments

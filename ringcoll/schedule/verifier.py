@@ -44,11 +44,11 @@ from ringcoll.schedule.ir import (
     Reduce,
     Ref,
     Send,
+    Shown,
     Step,
     Written,
     out,
 )
-from ringcoll.schedule.shown import Shown
 
 _GLOBAL_STEPS = (
     "steps are global: all ranks count the same steps, and a rank that waits yields an empty Step()"
@@ -181,7 +181,8 @@ class Proof(Shown):
         Whether all ranks that hold a chunk of the same contributors reduced it in the same
         order, and so have it bitwise equal.
     at_once
-        Whether each reduction has the operands of all ranks, so that there are no partial results; never in a prefix.
+        Whether each reduction has the operands of all ranks, so that there are no partial results;
+        never in a prefix.
     """
 
     schedule: Written
@@ -201,7 +202,7 @@ class Proof(Shown):
     _symbols: _Symbols = field(repr=False)
 
     def order(self, chunk: int) -> Order:
-        """The order in which a chunk's contributions are reduced, in postfix; of a prefix, on the last rank."""
+        """The order in which a chunk is reduced, in postfix; of a prefix, on the last rank."""
         last, rules = self.schedule.world_size - 1, contract(self.schedule.collective)
         return self._symbols.order(self._results[chunk, rules.contributors(last, last + 1)])
 
@@ -456,7 +457,7 @@ class _Verifier:
         return written
 
     def mark_staged(self, rank: int, step: Step, written: dict[int, int]) -> None:
-        """Note a step that reads a place that it writes, also with input and output in one place."""
+        """Note a step that reads a place that it writes, also if input and output share memory."""
         shared = self.shared[rank] if self.rules.in_place else ()
 
         for operation in step:

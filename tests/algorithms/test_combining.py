@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import find, on_hosts, schedule_of
-from ringcoll.algorithms.combining import digits_of
+from ringcoll.algorithms.bruck import digits_of
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule import Proof, Schedule, Send, verify
 

@@ -22,7 +22,7 @@ from ringcoll.algorithms import (
     schedule_of,
     unregister,
 )
-from ringcoll.algorithms.host_layout import Hosts, layout_of
+from ringcoll.algorithms.hierarchical import Hosts, layout_of
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule import (
     Program,

@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 from ringcoll.algorithms import algorithms, schedule_of
-from ringcoll.algorithms.exchanges import Rounds, exchange_vectors
-from ringcoll.algorithms.swing import swing, tripling
+from ringcoll.algorithms.exchanges import Rounds, exchange_vectors, swing, tripling
 from ringcoll.schedule import CONTRACTS, Schedule, packed_chunks, verify
 from tests.cases.messages import distances, far_traffic, messages_of
 

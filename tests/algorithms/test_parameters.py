@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import find, schedule_of
-from ringcoll.algorithms.circulant_blocks import base_block, distances, received, sent
+from ringcoll.algorithms.circulant import base_block, distances, received, sent
 from ringcoll.cost import wavefront_counts
 from ringcoll.errors import UnknownAlgorithmError
 from ringcoll.schedule import verify

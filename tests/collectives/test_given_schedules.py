@@ -111,7 +111,7 @@ def test_a_schedule_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(given)
         return verify(given)
 
-    monkeypatch.setattr("ringcoll.algorithms.proved.verify", counted)
+    monkeypatch.setattr("ringcoll.algorithms.names.verify", counted)
     text = foreign("all_reduce", "ring").replace('name="ring"', 'name="not seen before"')
     schedule = from_msccl(text)
 

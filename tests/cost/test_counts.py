@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import Algorithm, find, on_hosts, schedule_of
-from ringcoll.algorithms.host_layout import Hosts
+from ringcoll.algorithms.hierarchical import Hosts
 from ringcoll.cost import LinkCosts, bound_of, lower_bound, seconds_on_hosts, wavefront_counts
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.schedule import (

@@ -6,8 +6,8 @@ import pytest
 
 from ringcoll.algorithms import schedule_of
 from ringcoll.algorithms.bruck import bruck_all_gather
-from ringcoll.algorithms.chain import chain_broadcast
 from ringcoll.algorithms.direct import direct_reduce
+from ringcoll.algorithms.ring import chain_broadcast
 from ringcoll.schedule import (
     Program,
     Schedule,
