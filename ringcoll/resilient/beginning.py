@@ -1,18 +1,26 @@
-"""How a resilient group begins, and how another process joins it."""
+"""How a resilient group begins, and how another process joins it.
+
+torch's ``DistributedDataParallel`` on a group whose ranks may die.
+"""
 
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from ringcoll.backend import ProcessGroup
 from ringcoll.collectives import OwnGroup, as_group, time_limit_s
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import own_address, place, private, seconds_of, store_host
 from ringcoll.resilient.group import ResilientGroup
 from ringcoll.resilient.membership import Membership
 from ringcoll.resilient.succession import Member, View
+from ringcoll.training import HookOptions, all_reduce_hook
 from ringcoll.transport import told_by
 from ringcoll.watch import Lives
 
@@ -148,3 +156,34 @@ def join(
     return ResilientGroup(
         membership, view, timeout_s, transport, verify_messages, refit, has_state=False
     )
+
+
+def data_parallel(
+    module: nn.Module, group: ResilientGroup, **options: Any
+) -> DistributedDataParallel:
+    """Let ``DistributedDataParallel`` average the gradients of a module over a resilient group.
+
+    To torch, each rank trains alone: its own process group would break with the first rank that dies, and
+    has a fixed number of ranks. Only the gradients travel, by `all_reduce_hook`; buffers such as those of
+    batch norm stay each rank's own. Parameters are made alike by `ResilientGroup.send_state`.
+
+    Parameters
+    ----------
+    module, **options
+        As for ``DistributedDataParallel``; no ``process_group``, ``find_unused_parameters`` or
+        ``static_graph``.
+    group
+        The ranks that train together.
+
+    Returns
+    -------
+    DistributedDataParallel
+        The module, to be called as any other.
+    """
+    alone = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=group.communicator.timeout_s))
+    # torch lays its buckets out anew after a rank's first step, unless it looks for unused parameters. A
+    # new rank's buckets would be others than those of the ranks that were there before.
+    options |= {"find_unused_parameters": True, "static_graph": False}
+    model = DistributedDataParallel(module, process_group=alone, **options)
+    model.register_comm_hook(HookOptions(group=group), all_reduce_hook)
+    return model

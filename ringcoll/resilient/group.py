@@ -3,11 +3,14 @@
 An operation is complete when all ranks know that all ranks have its result: a barrier follows it. If a
 rank dies, then either nobody has passed the barrier, and all try again on the inputs that they have kept;
 or somebody has, and so everybody has the result. What a rank is told when it returns is true for all.
+
+Models, optimizers and the number of the step as bytes, and back.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import threading
 import time
@@ -15,7 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,7 +30,6 @@ from ringcoll.errors import GroupBrokenError, GroupChangedError, PeerLostError, 
 from ringcoll.group import Call, Communicator, Queue, Work
 from ringcoll.machine import at_end, begun
 from ringcoll.resilient.membership import Membership
-from ringcoll.resilient.state import packed, unpacked
 from ringcoll.resilient.succession import Member, View
 from ringcoll.schedule import contract
 from ringcoll.watch import tell
@@ -381,3 +383,18 @@ class ResilientGroup(OwnGroup):
         self._failure = self._failure or GroupBrokenError("this rank has left the group")
         self._membership.leave()
         self._inner.close(drain_s)
+
+
+def packed(holders: Sequence[Any], step: int) -> Tensor:
+    """The states of models and optimizers, and a step, as a tensor of bytes."""
+    buffer = io.BytesIO()
+    torch.save({"step": step, "states": [holder.state_dict() for holder in holders]}, buffer)
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def unpacked(data: Tensor, holders: Sequence[Any]) -> int:
+    """Load states that `packed` has packed; return the step. Of pickles, only tensors and numbers are read."""
+    found = torch.load(io.BytesIO(data.numpy().data), map_location="cpu", weights_only=True)
+    for holder, state in zip(holders, found["states"], strict=True):
+        holder.load_state_dict(state)
+    return int(found["step"])

@@ -37,8 +37,10 @@ from torch import Tensor
 from ringcoll.collectives import OwnGroup, as_group, time_limit_s
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.machine import seconds_of, started
-from ringcoll.tracing import waiting
-from ringcoll.training.checks import require
+from ringcoll.tracing import phase, waiting
+from ringcoll.training.model_on_ranks import require
+
+__all__ = ["Arrivals", "Messages", "phase", "tie", "waiting"]  # two of `tracing`, for the door
 
 _TAG = 0x6F55  # the first tag; any number that the user's own messages are unlikely to have
 

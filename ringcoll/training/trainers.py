@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
 from ringcoll.training import systems
-from ringcoll.training.checks import require
-from ringcoll.training.free.gossip import GRAPHS
-from ringcoll.training.pipeline.stage_orders import SCHEDULES
+from ringcoll.training.free.model_averages import GRAPHS
+from ringcoll.training.model_on_ranks import require
+from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
+from ringcoll.training.systems import Gradients, Trainer
 from ringcoll.training.task import LEARNING_RATES, MODELS, Task
-from ringcoll.training.trainer import Gradients, Trainer
 
 _SIZES = {"perceptron": (256, 32), "transformer": (64, 8)}  # width and batch, if none are given
 

@@ -43,9 +43,8 @@ from torch.nn.functional import pad
 from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
-from ringcoll.training.checks import require
 from ringcoll.training.data.parallel import Weighing
-from ringcoll.training.flat import trained
+from ringcoll.training.model_on_ranks import require, trained
 
 
 class Sent(NamedTuple):

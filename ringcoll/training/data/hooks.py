@@ -40,9 +40,9 @@ from ringcoll.collectives import as_group, share_for
 from ringcoll.collectives import functions as api
 from ringcoll.reduction import Reproducible
 from ringcoll.schedule import Schedule
-from ringcoll.training.checks import require
 from ringcoll.training.data.compression import Compressor, Sent
 from ringcoll.training.data.parallel import Weighing, average_op
+from ringcoll.training.model_on_ranks import require
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,8 @@ from torch.optim import Optimizer
 
 from ringcoll.errors import PeerLostError
 from ringcoll.tracing import phase
-from ringcoll.training.checks import require
-from ringcoll.training.flat import FlatParameters, begin_alike
 from ringcoll.training.messages import Arrivals, Messages
+from ringcoll.training.model_on_ranks import FlatParameters, begin_alike, require
 
 SERVER = 0
 """Rank of the server."""

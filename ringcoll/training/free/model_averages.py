@@ -34,21 +34,50 @@ The weights are data: `mixing_matrix` returns exact fractions, and `check_mixing
 Source: Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019 (directed
 graphs; with doubly stochastic matrices their weights of push-sum stay 1); Ying et al., "Exponential
 Graph is Provably Efficient for Decentralized Deep Training", NeurIPS 2021 (one peer, exactness).
+
+Local SGD and DiLoCo: the ranks train alone, and average their models every H steps.
+
+Problem: an all-reduce of the gradients in every step needs a fast network. Here each rank takes H
+steps of its own optimizer, the *inner* one, and only then the ranks meet, so that 1/H of the bytes
+is sent, and a rank that is late for once delays the others only if it is late over H steps.
+
+All ranks keep the parameters a of their last meeting. At the next meeting rank i has x_i. The ranks
+average ``d = mean_i(a - x_i)``, an *outer* optimizer takes one step on a with d as its gradient;
+then all ranks go on from a::
+
+    local SGD   outer SGD of learning rate 1:            a <- a - d = mean_i(x_i)
+    DiLoCo      outer SGD with Nesterov's momentum:      m <- mu m + d;  a <- a - lr (d + mu m)
+
+The difference is averaged by an all-reduce, which gives the same bits on all ranks: so a and m are
+the same everywhere without being sent. The states of the inner optimizers stay on their ranks.
+
+Cost: the bytes of the parameters, all-reduced once in H steps; a copy of the parameters, and the
+outer optimizer's state.
+
+Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; Douillard et al.,
+"DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+
+A straggler on purpose: a rank whose computing takes longer than that of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
-from ringcoll.training.checks import require
-from ringcoll.training.flat import FlatParameters, begin_alike
+from ringcoll.collectives import as_group
+from ringcoll.collectives import functions as api
 from ringcoll.training.messages import Messages
+from ringcoll.training.model_on_ranks import FlatParameters, begin_alike, require, trained
 
 GRAPHS = ("ring", "exponential")
 """Names of the graphs."""
@@ -179,3 +208,130 @@ class Gossip:
         self._params.write(average)
         self._step += 1
         self.nbytes_sent += len(sends) * own.nbytes
+
+
+OuterOptimizer = Callable[[list[Tensor]], Optimizer]
+"""Makes the outer optimizer from the parameters of the last meeting."""
+
+
+class LocalSGD:
+    """Averages the parameters of a module every H steps.
+
+    ::
+
+        averaging = LocalSGD(model, every=8)         # rank 0's parameters go to all ranks
+        for inputs, targets in batches:              # of this rank
+            optimizer.zero_grad()
+            loss(model(inputs), targets).backward()
+            optimizer.step()
+            averaging.step()
+
+    ``nbytes_sent`` counts the bytes that this rank has sent so far, as a ring sends them.
+
+    Parameters
+    ----------
+    module
+        Module; the same parameters on all ranks, any shapes and dtypes.
+    every
+        Number of steps H from one meeting to the next, at least 1.
+    outer
+        Makes the outer optimizer; by default SGD of learning rate 1, which is the average.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Any = None,
+        *,
+        every: int,
+        outer: OuterOptimizer | None = None,
+    ) -> None:
+        member = as_group(group)
+        never = "the ranks would never meet"
+        require(every >= 1, "every", never, "at least 1 step", every, member.rank())
+        self._params = list(trained(module).values())
+        begin_alike(module, group)
+        self._group, self._every, self._steps = group, every, 0
+        self._anchors = [param.detach().clone() for param in self._params]
+        self._outer = (outer or partial(SGD, lr=1.0))(self._anchors)
+        k = member.size()
+        self._nbytes = 2 * (k - 1) * sum(anchor.nbytes for anchor in self._anchors) // k
+        self.nbytes_sent = 0
+
+    def kept(self) -> list[Tensor]:
+        """Parameters and the outer optimizer's state, kept until the next meeting."""
+        states = [state.values() for state in self._outer.state.values()]
+        values = [value for state in states for value in state if isinstance(value, Tensor)]
+        return [*self._anchors, *values]
+
+    @torch.no_grad()
+    def step(self) -> bool:
+        """Count a step of the inner optimizer; meet the other ranks in every H-th step.
+
+        It returns whether the ranks have met, so that all have the same parameters.
+        """
+        self._steps += 1
+        if self._steps % self._every:
+            return False
+        differences = []
+        for anchor, param in zip(self._anchors, self._params, strict=True):
+            anchor.grad = anchor - param
+            differences.append(anchor.grad)
+        api.all_reduce_coalesced(differences, dist.ReduceOp.AVG, self._group)
+        self._outer.step()
+        for anchor, param in zip(self._anchors, self._params, strict=True):
+            param.copy_(anchor)
+        self.nbytes_sent += self._nbytes
+        return True
+
+
+def diloco(
+    module: nn.Module,
+    group: Any = None,
+    *,
+    every: int = 500,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+) -> LocalSGD:
+    """DiLoCo: `LocalSGD` with an outer SGD with Nesterov's momentum.
+
+    The default numbers are those of the paper, whose inner optimizer is AdamW.
+    """
+    outer = partial(SGD, lr=lr, momentum=momentum, nesterov=True)
+    return LocalSGD(module, group, every=every, outer=outer)
+
+
+@contextmanager
+def slowed(
+    factor: float,
+    *,
+    least_s: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Iterator[None]:
+    """Make a block last longer, by sleeping at its end.
+
+    ::
+
+        with slowed(2.0 if rank == 3 else 1.0, least_s=0.01):
+            loss(model(inputs), targets).backward()
+
+    Parameters
+    ----------
+    factor
+        Time of the block over the time that it takes by itself, at least 1.
+    least_s
+        Time, in seconds, that the block takes by itself at least. With a time far above the time of
+        computing, ranks that share a core are as fast as ranks with a core each.
+    clock, sleep
+        Clock, and how to wait, in seconds.
+    """
+    for argument, value, least in (("factor", factor, 1), ("least_s", least_s, 0)):
+        message = "a block cannot last shorter than it does"
+        require(value >= least, argument, message, f"at least {least}", value)
+    begin_s = clock()
+    yield
+    took_s = clock() - begin_s
+    remaining_s = factor * max(took_s, least_s) - took_s
+    if remaining_s > 0:
+        sleep(remaining_s)
