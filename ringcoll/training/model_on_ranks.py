@@ -1,6 +1,7 @@
-"""Checks before and during training; most of them the ranks make together.
+"""The model that several ranks hold: compared and begun alike, laid end to end, put together.
 
-Parameters end to end in a flat tensor, which can be sent as one message.
+Most checks the ranks make together, so that all of them raise. Parameters that lie end to end in a
+flat tensor can be sent as one message.
 """
 
 from __future__ import annotations
@@ -32,10 +33,9 @@ def require(
 def gathered(value: object, group: Any, device: torch.device | str = "cpu") -> list[Any]:
     """A value of each rank, which JSON can hold, on every rank; it travels on a device."""
     own = torch.frombuffer(bytearray(json.dumps(value), "utf-8"), dtype=torch.uint8).to(device)
-    ranks = range(as_group(group).size())
-    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in ranks]
-    api.all_gather(lengths, torch.tensor([own.numel()], device=device), group)
-    texts = [own.new_empty(int(length)) for length in lengths]
+    lengths = torch.empty(as_group(group).size(), dtype=torch.int64, device=device)
+    api.all_gather_single(lengths, torch.tensor([own.numel()], device=device), group)
+    texts = [own.new_empty(length) for length in lengths.tolist()]
     api.all_gather(texts, own, group)
     return [json.loads(bytes(text.tolist())) for text in texts]
 
@@ -48,6 +48,12 @@ def check_alike(
         for expected, got in zip_longest(lines[0], theirs, fillvalue="nothing"):
             message = f"rank {peer} has another {what} than rank 0"
             require(expected == got, argument, message, expected, got, rank)
+
+
+def check_dense(grad: Tensor, name: object) -> None:
+    """Raise `ArgumentError` if the gradient of the parameter with a name is sparse."""
+    message = f"the gradient of parameter {name} is not dense"
+    require(grad.layout is torch.strided, "module", message, torch.strided, grad.layout)
 
 
 def _hash(module: nn.Module) -> str:
@@ -79,17 +85,6 @@ def check_same(module: nn.Module, group: Any = None) -> None:
         )
 
 
-def check_same_kinds(module: nn.Module, group: Any = None) -> None:
-    """Raise, on all ranks, unless parameters and buffers are of one kind; values may differ."""
-    kinds = {"parameter": module.named_parameters(), "buffer": module.named_buffers()}
-    own = [
-        f"{name}: {kind} {tuple(item.shape)} {item.dtype} requires_grad={item.requires_grad}"
-        for kind, items in kinds.items()
-        for name, item in items
-    ]
-    check_alike(gathered(own, group), "module", "module")
-
-
 def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
     """Raise `TrainingError`, on all ranks, if the loss of some rank is infinite or NaN.
 
@@ -112,12 +107,6 @@ def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
         )
 
 
-def check_dense(grad: Tensor, name: object) -> None:
-    """Raise `ArgumentError` if the gradient of the parameter with a name is sparse."""
-    message = f"the gradient of parameter {name} is not dense"
-    require(grad.layout is torch.strided, "module", message, torch.strided, grad.layout)
-
-
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that need gradients, by name; raises `ArgumentError` if there is none."""
     params = {name: param for name, param in module.named_parameters() if param.requires_grad}
@@ -128,7 +117,13 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def begin_alike(module: nn.Module, group: Any) -> None:
     """Replace parameters and buffers by those of rank 0; all ranks raise if kinds differ."""
-    check_same_kinds(module, group)
+    kinds = {"parameter": module.named_parameters(), "buffer": module.named_buffers()}
+    own = [
+        f"{name}: {kind} {tuple(item.shape)} {item.dtype} requires_grad={item.requires_grad}"
+        for kind, items in kinds.items()
+        for name, item in items
+    ]
+    check_alike(gathered(own, group), "module", "module")
     for tensor in (*module.parameters(), *module.buffers()):
         api.broadcast(tensor.detach(), group=group, group_src=0)
 
@@ -141,9 +136,7 @@ def views_of(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
 
 
 class FlatParameters:
-    """The parameters of a module that need gradients, read and written end to end.
-
-    They have one dtype, and are on one device.
+    """The parameters of a module that need gradients, end to end; of one dtype, on one device.
 
     >>> flat = FlatParameters(torch.nn.Linear(2, 1))
     >>> flat.write(torch.tensor([1.0, 2.0, 3.0]))
@@ -195,7 +188,6 @@ def whole_parameters(
     piece
         Place of this rank's pieces among the pieces of a parameter, from 0.
     """
-    rank = as_group(group).rank()
     whole = {}
     for name, like in shapes.items():
         # The extremes over the ranks are what some rank holds: infinities are beyond any number.
@@ -210,6 +202,7 @@ def whole_parameters(
             api.all_reduce(bound, op, group)
         whole[name], lowest = bounds
         if not torch.equal(whole[name], lowest):
+            rank = as_group(group).rank()
             raise TrainingError(
                 f"rank {rank}: the ranks that hold {name} have different values of it"
             )

@@ -1,22 +1,18 @@
-"""A training task: a model, its data, and how it learns; the same on all ranks.
+"""What is trained: models, their data, and a task, which is the same on all ranks.
 
-The models that are trained: a perceptron, and a small decoder-only transformer.
+The models are a perceptron, and a small decoder-only transformer. Both are chains: `stages` cuts a
+model into modules, of which each takes what the one before returns. So a pipeline of any of them is
+a list of modules, and no system has to know a model. The transformer is that of GPT-2: attention
+and a perceptron in each block, a layer norm before each, learned positions, and an output matrix
+that is the matrix of the embedding (*tied*).
 
-Both are chains: `stages` cuts a model into modules, of which each takes what the one before
-returns. So a pipeline of any of them is a list of modules, and no system has to know a model.
-
-The transformer is that of GPT-2: attention and a perceptron in each block, a layer norm before
-each, learned positions, and an output matrix that is the matrix of the embedding (*tied*).
+The data are handwritten digits, scikit-learn's 1797 pictures of 8 x 8 pixels; and the text of
+Python's own help (`pydoc_data.topics`), some 460 KiB of English that each Python brings: a token is
+a character. Every order and every split is the same on all ranks and in all runs.
 
 Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017; Radford et al., "Language
 Models are Unsupervised Multitask Learners", 2019; Press and Wolf, "Using the Output Embedding to
 Improve Language Models", EACL 2017 (tied embeddings).
-
-The data that are trained on: handwritten digits, and text.
-
-The digits are scikit-learn's: 1797 pictures of 8 x 8 pixels. The text is that of Python's own help
-(`pydoc_data.topics`), some 460 KiB of English that each Python brings; a token is a character.
-Every order and every split is the same on all ranks and in all runs.
 """
 
 from __future__ import annotations
@@ -45,88 +41,12 @@ LEARNING_RATES = {"sgd": 0.02, "adamw": 0.002}
 
 _MOMENTUM = 0.9
 _HEADS = 4
-
-
-@dataclass(frozen=True)
-class Task:
-    """A model, its data, and how it learns.
-
-    Parameters
-    ----------
-    model
-        A name in `MODELS`.
-    examples
-        Data of that model; see `Task.load`.
-    layers, width
-        Layers of the model, and neurons of a hidden layer, or numbers for a token.
-    batch
-        Samples in a step, for each rank.
-    optimizer, lr
-        A name in `LEARNING_RATES`, and the learning rate, ``None`` for the rate given there. SGD
-        has momentum 0.9.
-    seed
-        Seed of the first weights and of the order of the samples.
-    """
-
-    model: str
-    examples: Examples
-    layers: int = 4
-    width: int = 256
-    batch: int = 32
-    optimizer: str = "sgd"
-    lr: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for argument, known in (("model", MODELS), ("optimizer", LEARNING_RATES)):
-            value = getattr(self, argument)
-            require(value in known, argument, "not known", " or ".join(known), value)
-        for argument in ("layers", "width", "batch"):
-            value = getattr(self, argument)
-            require(value >= 1, argument, "must be positive", "at least 1", value)
-        rate = self.learning_rate
-        require(0 < rate < math.inf, "lr", "not a learning rate", "> 0, finite", rate)
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate."""
-        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
-
-    @staticmethod
-    def load(model: str, context: int = 32) -> Examples:
-        """The data of a model: digits, or pieces of a text with so many tokens each."""
-        return load_digits() if model == "perceptron" else text_examples(context)
-
-    @property
-    def shape(self) -> TransformerShape:
-        """The sizes of the transformer; the heads have to divide the width."""
-        examples = self.examples
-        largest = max(int(tokens.max()) for tokens in examples)
-        # A multiple of 16, so that several numbers of ranks divide the vocabulary.
-        vocabulary = -(-(largest + 1) // 16) * 16
-        return TransformerShape(
-            vocabulary, examples.train_inputs.shape[1], self.width, _HEADS, self.layers
-        )
-
-    def make(self) -> nn.Module:
-        """The model with its first weights, on the CPU, the same in every call on every rank."""
-        with torch.device("cpu"):
-            if self.model == "perceptron":
-                return mlp(self.layers, self.width, self.seed)
-            return Transformer(self.shape, self.seed)
-
-    def make_optimizer(
-        self, params: Iterable[Tensor], lr: float | None = None
-    ) -> torch.optim.Optimizer:
-        """The optimizer, of some parameters; ``lr`` replaces the task's learning rate."""
-        lr = self.learning_rate if lr is None else lr
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(params, lr, momentum=_MOMENTUM)
-        return torch.optim.AdamW(params, lr)
-
+_TEST_SHARE = 0.2  # of the pictures, or of the text, kept for the test
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries, keys and values, each (batch, heads, tokens, width of a head)."""
+
+# --- models -----------------------------------------------------------------------------------
 
 
 _drawing = threading.Lock()
@@ -184,29 +104,22 @@ def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Self-attention by heads.
+    """Self-attention; query, key and value are layers of their own, to be split by heads."""
 
-    ``query``, ``key`` and ``value`` are layers of their own, so that each can be split by heads.
-    """
-
-    def __init__(
-        self, width: int, heads: int, attention: AttentionFunction = causal_attention
-    ) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.head_width = width // heads
-        self.attention = attention
+        self.attention: AttentionFunction = causal_attention
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.output = nn.Linear(width, width)
 
-    def _split(self, tensor: Tensor) -> Tensor:
-        """By heads: (batch, tokens, width) to (batch, heads, tokens, width of a head)."""
-        by_head = tensor.reshape(*tensor.shape[:2], -1, self.head_width)
-        return by_head.transpose(1, 2)
-
     def forward(self, inputs: Tensor) -> Tensor:
-        """Attend: (batch, tokens, width) to the same."""
-        parts = (self._split(layer(inputs)) for layer in (self.query, self.key, self.value))
-        output: Tensor = self.output(self.attention(*parts).transpose(1, 2).flatten(-2))
+        """(batch, tokens, width) to the same."""
+        by_heads = (
+            layer(inputs).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        output: Tensor = self.output(self.attention(*by_heads).transpose(1, 2).flatten(-2))
         return output
 
 
@@ -226,12 +139,10 @@ class Perceptron(nn.Module):
 class Block(nn.Module):
     """A block: attention and a perceptron, each behind a layer norm and beside a way around."""
 
-    def __init__(
-        self, shape: TransformerShape, attention: AttentionFunction = causal_attention
-    ) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(shape.width)
-        self.attention = Attention(shape.width, shape.heads, attention)
+        self.attention = Attention(shape.width, shape.heads)
         self.perceptron_norm = nn.LayerNorm(shape.width)
         self.perceptron = Perceptron(shape.width)
 
@@ -243,10 +154,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """From tokens to their vectors, and the vectors of their positions added.
-
-    ``places`` holds the positions of the tokens, if they are not 0, 1, 2, ...
-    """
+    """The vectors of tokens and of their positions, ``places``, if these are not 0, 1, 2, ..."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
@@ -259,8 +167,7 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, tokens) to (batch, tokens, width)."""
         places = self.places
-        if places is None:
-            places = torch.arange(tokens.shape[1], device=tokens.device)
+        places = torch.arange(tokens.shape[1], device=tokens.device) if places is None else places
         output: Tensor = self.tokens(tokens) + self.positions(places)
         return output
 
@@ -313,10 +220,9 @@ def stages(model: nn.Module, num_stages: int) -> list[nn.Sequential]:
     than layers raise `ArgumentError`.
     """
     if isinstance(model, Transformer):
-        chain = [model.embedding, *model.blocks, model.head]
-        layers: list[list[nn.Module]] = [[block] for block in chain[1:-1]]
-        layers[0].insert(0, chain[0])
-        layers[-1].append(chain[-1])
+        layers: list[list[nn.Module]] = [[block] for block in model.blocks]
+        layers[0].insert(0, model.embedding)
+        layers[-1].append(model.head)
     else:
         layers = []
         for module in model.children():
@@ -333,7 +239,7 @@ def stages(model: nn.Module, num_stages: int) -> list[nn.Sequential]:
     ]
 
 
-_TEST_SHARE = 0.2  # of the pictures, or of the text, kept for the test
+# --- data -------------------------------------------------------------------------------------
 
 
 class Examples(NamedTuple):
@@ -391,8 +297,8 @@ def load_text() -> Text:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
     except ImportError as error:
         raise MissingExtraError("this Python was installed without pydoc_data") from error
-    text = "\n\n".join(topics[name] for name in sorted(topics))
-    text = text.encode("ascii", "ignore").decode()
+    whole = "\n\n".join(topics[name] for name in sorted(topics))
+    text = whole.encode("ascii", "ignore").decode()
     characters = "".join(sorted(set(text)))
     numbers = {character: number for number, character in enumerate(characters)}
     return Text(torch.tensor([numbers[character] for character in text], device="cpu"), characters)
@@ -407,9 +313,8 @@ def windows(text: Text, context: int, count: int, seed: int) -> tuple[Tensor, Te
     last = len(text.tokens) - context - 1
     most = f"at most {len(text.tokens) - 1}"
     require(last >= 0, "context", "the text is too short", most, context)
-    starts = torch.randint(
-        last + 1, (count, 1), generator=torch.Generator().manual_seed(seed), device="cpu"
-    )
+    chance = torch.Generator().manual_seed(seed)
+    starts = torch.randint(last + 1, (count, 1), generator=chance, device="cpu")
     places = starts + torch.arange(context, device="cpu")
     return text.tokens[places], text.tokens[places + 1]
 
@@ -418,10 +323,9 @@ def text_examples(context: int, num_train: int = 1024, num_test: int = 128) -> E
     """Pieces of the text of `load_text`; those of the test are from its last fifth."""
     text = load_text()
     end = round((1 - _TEST_SHARE) * len(text.tokens))
-    trained = windows(text._replace(tokens=text.tokens[:end]), context, num_train, seed=0)
-    return Examples(
-        *trained, *windows(text._replace(tokens=text.tokens[end:]), context, num_test, seed=1)
-    )
+    train = windows(text._replace(tokens=text.tokens[:end]), context, num_train, seed=0)
+    test = windows(text._replace(tokens=text.tokens[end:]), context, num_test, seed=1)
+    return Examples(*train, *test)
 
 
 def batches(num_samples: int, batch: int, seed: int, rank: int, world_size: int) -> Tensor:
@@ -443,3 +347,81 @@ def batches(num_samples: int, batch: int, seed: int, rank: int, world_size: int)
             f"at most {num_samples // world_size}", batch)  # fmt: skip
     order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed), device="cpu")
     return order[: steps * world_size * batch].view(steps, world_size, batch)[:, rank]
+
+
+# --- a task -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its data, and how it learns.
+
+    Parameters
+    ----------
+    model
+        A name in `MODELS`.
+    examples
+        Data of that model; see `Task.load`.
+    layers, width
+        Layers of the model, and neurons of a hidden layer, or numbers for a token.
+    batch
+        Samples in a step, for each rank.
+    optimizer, lr
+        A name in `LEARNING_RATES`, and the learning rate, ``None`` for the rate given there. SGD
+        has momentum 0.9.
+    seed
+        Seed of the first weights and of the order of the samples.
+    """
+
+    model: str
+    examples: Examples
+    layers: int = 4
+    width: int = 256
+    batch: int = 32
+    optimizer: str = "sgd"
+    lr: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for argument, known in (("model", MODELS), ("optimizer", LEARNING_RATES)):
+            value = getattr(self, argument)
+            require(value in known, argument, "not known", " or ".join(known), value)
+        for argument in ("layers", "width", "batch"):
+            value = getattr(self, argument)
+            require(value >= 1, argument, "must be positive", "at least 1", value)
+        rate = self.learning_rate
+        require(0 < rate < math.inf, "lr", "not a learning rate", "> 0, finite", rate)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate."""
+        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
+
+    @staticmethod
+    def load(model: str, context: int = 32) -> Examples:
+        """The data of a model: digits, or pieces of a text with so many tokens each."""
+        return load_digits() if model == "perceptron" else text_examples(context)
+
+    @property
+    def shape(self) -> TransformerShape:
+        """The sizes of the transformer; the heads have to divide the width."""
+        largest = max(int(tokens.max()) for tokens in self.examples)
+        # A multiple of 16, so that several numbers of ranks divide the vocabulary.
+        vocabulary, context = (largest // 16 + 1) * 16, self.examples.train_inputs.shape[1]
+        return TransformerShape(vocabulary, context, self.width, _HEADS, self.layers)
+
+    def make(self) -> nn.Module:
+        """The model with its first weights, on the CPU, the same in every call on every rank."""
+        with torch.device("cpu"):
+            if self.model == "perceptron":
+                return mlp(self.layers, self.width, self.seed)
+            return Transformer(self.shape, self.seed)
+
+    def make_optimizer(
+        self, params: Iterable[Tensor], lr: float | None = None
+    ) -> torch.optim.Optimizer:
+        """The optimizer, of some parameters; ``lr`` replaces the task's learning rate."""
+        lr = self.learning_rate if lr is None else lr
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(params, lr, momentum=_MOMENTUM)
+        return torch.optim.AdamW(params, lr)

@@ -1,11 +1,14 @@
-"""Gossip: each rank averages its parameters with those of a few neighbours, never with all.
+"""Averages of models: gossip with a few neighbours, and local SGD and DiLoCo, every H steps.
 
-Problem: an all-reduce ends when the slowest rank has come. In gossip a rank takes its own step of
-the optimizer, and then replaces its parameters x by a weighted average with those of its
-neighbours, ``x_i <- sum_j W_ij x_j``. The *mixing matrix* W is doubly stochastic: rows that add up
-to 1 make a rank's result an average, and columns that add up to 1 keep the average over all ranks,
-so that nothing of any gradient is lost. By how much the ranks still differ shrinks in each step by
-a factor of at least rho; ``1 - rho`` is the *spectral gap*.
+Problem: an all-reduce of the gradients in every step needs a fast network, and ends when the
+slowest rank has come. Here each rank takes steps of its own optimizer, and models are averaged.
+`slowed` makes a rank slow on purpose.
+
+In *gossip* a rank never meets all others. After each step it replaces its parameters x by a
+weighted average with those of its neighbours, ``x_i <- sum_j W_ij x_j``. The *mixing matrix* W is
+doubly stochastic: rows that add up to 1 make a rank's result an average, and columns that add up to
+1 keep the average over all ranks, so that nothing of any gradient is lost. By how much the ranks
+still differ shrinks in each step by a factor of at least rho; ``1 - rho`` is the *spectral gap*.
 
 Ring: rank i averages with i - 1 and i + 1, each with weight 1/3. Two messages a step; the gap
 shrinks like 1/k^2. One-peer exponential graph: in step t rank i averages with i + 2^t, each with
@@ -31,15 +34,9 @@ The weights are data: `mixing_matrix` returns exact fractions, and `check_mixing
  8  0.195        1.000
 16  0.051        1.000
 
-Source: Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019 (directed
-graphs; with doubly stochastic matrices their weights of push-sum stay 1); Ying et al., "Exponential
-Graph is Provably Efficient for Decentralized Deep Training", NeurIPS 2021 (one peer, exactness).
-
-Local SGD and DiLoCo: the ranks train alone, and average their models every H steps.
-
-Problem: an all-reduce of the gradients in every step needs a fast network. Here each rank takes H
-steps of its own optimizer, the *inner* one, and only then the ranks meet, so that 1/H of the bytes
-is sent, and a rank that is late for once delays the others only if it is late over H steps.
+In *local SGD* each rank takes H steps of its own optimizer, the *inner* one, and only then the
+ranks meet: 1/H of the bytes is sent, and a rank that is late for once delays the others only if it
+is late over H steps.
 
 All ranks keep the parameters a of their last meeting. At the next meeting rank i has x_i. The ranks
 average ``d = mean_i(a - x_i)``, an *outer* optimizer takes one step on a with d as its gradient;
@@ -49,15 +46,15 @@ then all ranks go on from a::
     DiLoCo      outer SGD with Nesterov's momentum:      m <- mu m + d;  a <- a - lr (d + mu m)
 
 The difference is averaged by an all-reduce, which gives the same bits on all ranks: so a and m are
-the same everywhere without being sent. The states of the inner optimizers stay on their ranks.
-
-Cost: the bytes of the parameters, all-reduced once in H steps; a copy of the parameters, and the
+the same everywhere without being sent. The states of the inner optimizers stay on their ranks. The
+cost: the bytes of the parameters, all-reduced once in H steps; a copy of the parameters, and the
 outer optimizer's state.
 
-Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; Douillard et al.,
-"DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
-
-A straggler on purpose: a rank whose computing takes longer than that of the others.
+Source: Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019 (directed
+graphs; with doubly stochastic matrices their weights of push-sum stay 1); Ying et al., "Exponential
+Graph is Provably Efficient for Decentralized Deep Training", NeurIPS 2021 (one peer, exactness);
+Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; Douillard et al., "DiLoCo:
+Distributed Low-Communication Training of Language Models", 2023.
 """
 
 from __future__ import annotations
@@ -80,10 +77,12 @@ from ringcoll.training.messages import Messages
 from ringcoll.training.model_on_ranks import FlatParameters, begin_alike, require, trained
 
 GRAPHS = ("ring", "exponential")
-"""Names of the graphs."""
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 """Row i holds the weights with which rank i adds up the parameters of all ranks."""
+
+OuterOptimizer = Callable[[list[Tensor]], Optimizer]
+"""Makes the outer optimizer from the parameters of the last meeting."""
 
 
 def period(graph: str, world_size: int) -> int:
@@ -107,11 +106,11 @@ def mixing_matrix(graph: str, world_size: int, step: int) -> Matrix:
     """
     turn = step % period(graph, world_size)
     distances = (-1, 0, 1) if graph == "ring" else (0, 1 << turn)
-    rows = []
-    for rank in range(world_size):
+    rows, ranks = [], range(world_size)
+    for rank in ranks:
         sources = {(rank + distance) % world_size for distance in distances}
         weight = Fraction(1, len(sources))
-        rows.append(tuple(weight if j in sources else Fraction(0) for j in range(world_size)))
+        rows.append(tuple(weight if source in sources else Fraction(0) for source in ranks))
     return tuple(rows)
 
 
@@ -184,8 +183,7 @@ class Gossip:
         for matrix in self._matrices:
             check_mixing(matrix)
         self._params = FlatParameters(module)
-        self._step = 0
-        self.nbytes_sent = 0
+        self._step = self.nbytes_sent = 0
         begin_alike(module, group)
 
     def mix(self) -> None:
@@ -208,10 +206,6 @@ class Gossip:
         self._params.write(average)
         self._step += 1
         self.nbytes_sent += len(sends) * own.nbytes
-
-
-OuterOptimizer = Callable[[list[Tensor]], Optimizer]
-"""Makes the outer optimizer from the parameters of the last meeting."""
 
 
 class LocalSGD:
@@ -246,23 +240,20 @@ class LocalSGD:
         every: int,
         outer: OuterOptimizer | None = None,
     ) -> None:
-        member = as_group(group)
-        never = "the ranks would never meet"
-        require(every >= 1, "every", never, "at least 1 step", every, member.rank())
+        k, never = as_group(group).size(), "the ranks would never meet"
+        require(every >= 1, "every", never, "at least 1 step", every, as_group(group).rank())
         self._params = list(trained(module).values())
         begin_alike(module, group)
         self._group, self._every, self._steps = group, every, 0
-        self._anchors = [param.detach().clone() for param in self._params]
+        self._anchors = [param.detach().clone() for param in self._params]  # of the last meeting
         self._outer = (outer or partial(SGD, lr=1.0))(self._anchors)
-        k = member.size()
         self._nbytes = 2 * (k - 1) * sum(anchor.nbytes for anchor in self._anchors) // k
         self.nbytes_sent = 0
 
     def kept(self) -> list[Tensor]:
         """Parameters and the outer optimizer's state, kept until the next meeting."""
-        states = [state.values() for state in self._outer.state.values()]
-        values = [value for state in states for value in state if isinstance(value, Tensor)]
-        return [*self._anchors, *values]
+        values = [value for state in self._outer.state.values() for value in state.values()]
+        return [*self._anchors, *(value for value in values if isinstance(value, Tensor))]
 
     @torch.no_grad()
     def step(self) -> bool:

@@ -16,9 +16,9 @@ Bounded staleness
     most ``staleness`` ahead of the slowest worker's. With 0 all workers begin a step together;
     without a bound a gradient could be computed on parameters that are arbitrarily old.
 
-The server serves whichever worker comes first (`Arrivals`). A worker that has
-finished says so, and does not hold up the others any more. That a worker has died is noticed at
-once. Then the training ends with an error, or, with ``forgets_lost``, goes on with the others.
+The server serves the worker that comes first. A worker that has finished says so, and does not hold
+up the others any more. That a worker has died is noticed at once. Then the training ends with an
+error, or, with ``forgets_lost``, goes on with the others.
 
 Cost: a worker sends and receives the parameters' bytes once a step, the server k - 1 times.
 

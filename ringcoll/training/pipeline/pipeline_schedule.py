@@ -1,4 +1,4 @@
-"""Schedules of a pipeline, as data: for each rank its actions, in order.
+"""Schedules of a pipeline, as data: for each rank its actions, in order; what follows from them.
 
 Problem: a model is cut into stages, of which stage s lies on rank s mod p, and a batch is cut into
 m micro-batches. Each micro-batch passes forward through all stages, and its gradient passes back
@@ -13,15 +13,8 @@ An action is written as stage, kind and micro-batch::
     0I3    first half of a backward: the gradient of the stage's input
     0W3    second half of a backward: the gradients of the stage's weights
 
-Facts of a pipeline's schedule: a proof, its idle time, its memory, a drawing.
-
-All of them follow from a simulation in which each rank begins each action as soon as the rank is
-free and the action has what it needs. Messages cost nothing.
-
-The orders in which the ranks of a pipeline work: GPipe, 1F1B, interleaved 1F1B, zero-bubble.
-
-Each is a function that returns a `PipelineSchedule`. With the costs F = 1, B = 2, I = 1, W = 1 of
-`UNIT_COSTS`, and messages that cost nothing:
+The orders are functions that return a `PipelineSchedule`. With the costs F = 1, B = 2, I = 1, W = 1
+of `UNIT_COSTS`, and messages that cost nothing:
 
 =============  ==================  ===================================  ====================
 schedule       idle share          activations that rank r keeps        idle share holds for
@@ -33,6 +26,9 @@ schedule       idle share          activations that rank r keeps        idle sha
 =============  ==================  ===================================  ====================
 
 Here v is the number of stages per rank; a stage of `interleaved` has 1/v of the layers of a rank.
+
+Proof, idle time, memory and drawing follow from a simulation in which each rank begins each action
+as soon as the rank is free and the action has what it needs.
 
 Source: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "PipeDream", SOSP 2019 (1F1B);
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
@@ -49,7 +45,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringcoll.errors import ScheduleError, VerificationError
 
@@ -110,7 +106,6 @@ class PipelineSchedule:
 
     The text form has a line with the name and the numbers, then a line for each rank.
 
-    >>> from ringcoll.training import one_f_one_b
     >>> print(one_f_one_b(2, 3))
     1f1b stages=2 microbatches=3 activations=2,1
     0F0 0F1 0B0 0F2 0B1 0B2
@@ -161,7 +156,14 @@ class PipelineSchedule:
         )
 
 
-# --- messages -------------------------------------------------------------------------
+def check_sizes(**sizes: int) -> None:
+    """Raise `ScheduleError` if a number is not positive."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise ScheduleError(f"{name} must be positive (expected at least 1, got {value})")
+
+
+# --- messages ---------------------------------------------------------------------------------
 
 
 class Transfer(NamedTuple):
@@ -194,39 +196,163 @@ def consumed(action: Action, num_stages: int) -> Transfer | None:
     return None
 
 
-def check_sizes(**sizes: int) -> None:
-    """Raise `ScheduleError` if a number is not positive."""
-    for name, value in sizes.items():
-        if value < 1:
-            raise ScheduleError(f"{name} must be positive (expected at least 1, got {value})")
+# --- orders -----------------------------------------------------------------------------------
+
+
+def _alternate(
+    forwards: Sequence[Action], backwards: Sequence[tuple[Action, ...]], warmup: int
+) -> Iterator[Action]:
+    """Some forwards, then a backward after each forward, then the other backwards."""
+    yield from forwards[:warmup]
+    for number, backward in enumerate(backwards, start=warmup):
+        yield from forwards[number : number + 1]
+        yield from backward
+
+
+def _of_stage(kind: Kind, stage: int, num_microbatches: int) -> list[Action]:
+    return [Action(kind, stage, microbatch) for microbatch in range(num_microbatches)]
+
+
+def _with_warmups(name: str, p: int, m: int, warmups: Sequence[int]) -> PipelineSchedule:
+    """A stage on each rank, which begins with its warm-up and then alternates."""
+    check_sizes(world_size=p, num_microbatches=m)
+    programs = []
+    for rank, warmup in enumerate(warmups):
+        backwards = [(action,) for action in _of_stage(Kind.BACKWARD, rank, m)]
+        programs.append(tuple(_alternate(_of_stage(Kind.FORWARD, rank, m), backwards, warmup)))
+    activations = tuple(min(m, warmup + 1) for warmup in warmups)
+    return PipelineSchedule(name, p, m, activations, tuple(programs))
+
+
+def gpipe(world_size: int, num_microbatches: int) -> PipelineSchedule:
+    """All forwards, then all backwards; a size that is not positive raises `ScheduleError`.
+
+    >>> print(grid(gpipe(4, 2)))
+    rank 0  0F0 0F1 .   .   .   .   .   .   .   .   .   0B0 -   0B1 -
+    rank 1  .   1F0 1F1 .   .   .   .   .   .   1B0 -   1B1 -   .   .
+    rank 2  .   .   2F0 2F1 .   .   .   2B0 -   2B1 -   .   .   .   .
+    rank 3  .   .   .   3F0 3F1 3B0 -   3B1 -   .   .   .   .   .   .
+    """
+    warmups = [num_microbatches] * world_size
+    return _with_warmups("gpipe", world_size, num_microbatches, warmups)
+
+
+def one_f_one_b(world_size: int, num_microbatches: int) -> PipelineSchedule:
+    """1F1B: after a warm-up, a backward after each forward; as idle as `gpipe`, with less memory.
+
+    Rank r begins with p - r - 1 forwards: so many stages lie between it and the first backward.
+
+    >>> print(grid(one_f_one_b(4, 4)))
+    rank 0  0F0 0F1 0F2 0F3 .   .   .   .   .   .   0B0 -   .   0B1 -   .   0B2 -   .   0B3 -
+    rank 1  .   1F0 1F1 1F2 .   .   .   .   1B0 -   1F3 1B1 -   .   1B2 -   .   1B3 -   .   .
+    rank 2  .   .   2F0 2F1 .   .   2B0 -   2F2 2B1 -   2F3 2B2 -   .   2B3 -   .   .   .   .
+    rank 3  .   .   .   3F0 3B0 -   3F1 3B1 -   3F2 3B2 -   3F3 3B3 -   .   .   .   .   .   .
+    """
+    return _with_warmups("1f1b", world_size, num_microbatches, range(world_size)[::-1])
+
+
+def interleaved(
+    world_size: int, num_microbatches: int, *, stages_per_rank: int = 2
+) -> PipelineSchedule:
+    """1F1B with v stages per rank: idle for 1/v of the time, v times as many messages.
+
+    A rank takes p micro-batches through its first stage, then the same micro-batches through its
+    second stage, and so on. If p does not divide m, the schedule is that of the next multiple of
+    p, without the actions of the micro-batches that do not exist: what is left keeps its order, so
+    nothing new can block.
+
+    >>> print(grid(interleaved(2, 2)))
+    rank 0  0F0 0F1 2F0 2F1 .   .   2B0 -   .   2B1 -   0B0 -   0B1 -
+    rank 1  .   1F0 1F1 3F0 3B0 -   3F1 3B1 -   1B0 -   1B1 -   .   .
+    """
+    check_sizes(
+        world_size=world_size, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank
+    )
+    num_stages = world_size * stages_per_rank
+    rounds, places = range(0, num_microbatches, world_size), range(world_size)
+    programs, activations = [], []
+    for rank in range(world_size):
+        stages = range(rank, num_stages, world_size)
+        warmup = (stages_per_rank - 1) * world_size + 2 * (world_size - rank - 1)
+        forwards = [
+            Action(Kind.FORWARD, stage, first + place)
+            for first, stage, place in product(rounds, stages, places)
+        ]
+        backwards = [
+            (Action(Kind.BACKWARD, stage, first + place),)
+            for first, stage, place in product(rounds, reversed(stages), places)
+        ]
+        padded = _alternate(forwards, backwards, warmup)
+        programs.append(tuple(action for action in padded if action.microbatch < num_microbatches))
+        activations.append(min(num_microbatches * stages_per_rank, warmup + 1))
+    return PipelineSchedule(
+        "interleaved", num_stages, num_microbatches, tuple(activations), tuple(programs)
+    )
+
+
+def zero_bubble(world_size: int, num_microbatches: int) -> PipelineSchedule:
+    """ZB-H1: 1F1B whose gradients of weights are put off, to fill the time of waiting.
+
+    Only the gradient of a stage's input is awaited by another rank. Rank r puts the gradients of
+    its weights off by r micro-batches. So each rank keeps at most p activations, as many as rank 0
+    of `one_f_one_b`, and is idle for a third of the time.
+
+    >>> print(grid(zero_bubble(4, 4)))
+    rank 0  0F0 0F1 0F2 0F3 .   .   .   0I0 0W0 0I1 0W1 0I2 0W2 0I3 0W3
+    rank 1  .   1F0 1F1 1F2 .   .   1I0 1F3 1I1 1W0 1I2 1W1 1I3 1W2 1W3
+    rank 2  .   .   2F0 2F1 .   2I0 2F2 2I1 2F3 2I2 2W0 2I3 2W1 2W2 2W3
+    rank 3  .   .   .   3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3W1 3W2 3W3
+    """
+    check_sizes(world_size=world_size, num_microbatches=num_microbatches)
+    programs = []
+    for rank in range(world_size):
+        of_weights = _of_stage(Kind.BACKWARD_WEIGHTS, rank, num_microbatches)
+        backwards = [
+            (action, *of_weights[max(0, number - rank) : max(0, number - rank + 1)])
+            for number, action in enumerate(_of_stage(Kind.BACKWARD_INPUTS, rank, num_microbatches))
+        ]
+        backwards.append(tuple(of_weights[max(0, num_microbatches - rank) :]))
+        forwards = _of_stage(Kind.FORWARD, rank, num_microbatches)
+        programs.append(tuple(_alternate(forwards, backwards, world_size - rank - 1)))
+    activations = (min(num_microbatches, world_size),) * world_size
+    return PipelineSchedule(
+        "zero_bubble", world_size, num_microbatches, activations, tuple(programs)
+    )
+
+
+SCHEDULES: Mapping[str, Callable[..., PipelineSchedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
+}
+"""The generators by name; each takes the number of ranks and the number of micro-batches."""
+
+
+# --- proof, idle time, memory, drawing --------------------------------------------------------
 
 
 _SHOWN = 8  # stages of a rank that an error lists
+# The action of the same stage on the same micro-batch that an action follows.
+_BEFORE = {
+    Kind.BACKWARD: Kind.FORWARD,
+    Kind.BACKWARD_INPUTS: Kind.FORWARD,
+    Kind.BACKWARD_WEIGHTS: Kind.BACKWARD_INPUTS,
+}
 
 
-def _wrong(rank: int, action: Action, message: str, **details: object) -> VerificationError:
-    return VerificationError(
-        f"action {action} on micro-batch {action.microbatch}: {message}",
-        rank=rank,
-        expected=details.get("expected"),
-        got=details.get("got"),
-    )
+def _wrong(rank: int, action: Action, message: str, **details: Any) -> VerificationError:
+    text = f"action {action} on micro-batch {action.microbatch}: {message}"
+    return VerificationError(text, rank=rank, **details)
 
 
 def _awaited(
     action: Action, num_stages: int, done: Mapping[Action | Transfer, int]
 ) -> Action | Transfer | None:
     """The result that an action waits for, if it is not there; ``None`` if all are there."""
-    before = {
-        Kind.FORWARD: None,
-        Kind.BACKWARD: Kind.FORWARD,
-        Kind.BACKWARD_INPUTS: Kind.FORWARD,
-        Kind.BACKWARD_WEIGHTS: Kind.BACKWARD_INPUTS,
-    }[action.kind]
-    needed: list[Action | Transfer | None] = [
-        None if before is None else Action(before, action.stage, action.microbatch),
-        consumed(action, num_stages),
-    ]
+    needed: list[Action | Transfer | None] = [consumed(action, num_stages)]
+    if (before := _BEFORE.get(action.kind)) is not None:
+        needed.insert(0, Action(before, action.stage, action.microbatch))
     return next((item for item in needed if item is not None and item not in done), None)
 
 
@@ -295,19 +421,15 @@ def check(schedule: PipelineSchedule) -> None:
         for action in program:
             if action.stage not in stages or action.microbatch not in microbatches:
                 few = ", ".join(map(str, stages[:_SHOWN])) + ", ..." * (len(stages) > _SHOWN)
-                expected = f"stages [{few}] and micro-batches 0 to {microbatches[-1]}"
-                raise _wrong(
-                    rank, action, "is not work of this rank", expected=expected, got=action
-                )
+                wanted = f"stages [{few}] and micro-batches 0 to {microbatches[-1]}"
+                raise _wrong(rank, action, "is not work of this rank", expected=wanted, got=action)
             if times[action] > 1:
                 raise _wrong(rank, action, "occurs twice", expected=1, got=times[action])
         # One by one: the schedule may state more of them than there is memory.
         for stage, microbatch in ((s, m) for s in stages for m in microbatches):
-            kinds = [kind for kind in Kind if Action(kind, stage, microbatch) in times]
-            letters = "".join(kinds)
+            letters = "".join(kind for kind in Kind if Action(kind, stage, microbatch) in times)
             if letters not in ("FB", "FIW"):
-                forward = Action(Kind.FORWARD, stage, microbatch)
-                got = letters or "nothing"
+                forward, got = Action(Kind.FORWARD, stage, microbatch), letters or "nothing"
                 raise _wrong(rank, forward, "is incomplete", expected="F B, or F I W", got=got)
     _ends(schedule, UNIT_COSTS)
     for rank, program in enumerate(schedule.programs):
@@ -319,7 +441,6 @@ def check(schedule: PipelineSchedule) -> None:
 def peak_activations(schedule: PipelineSchedule) -> tuple[int, ...]:
     """The largest number of activations that each rank keeps at a time.
 
-    >>> from ringcoll.training import gpipe, one_f_one_b
     >>> peak_activations(gpipe(4, 8)), peak_activations(one_f_one_b(4, 8))
     ((8, 8, 8, 8), (4, 3, 2, 1))
     """
@@ -333,7 +454,6 @@ def bubble(schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS) -
 
     ``costs`` has the time of each kind of action, a positive integer; messages cost nothing.
 
-    >>> from ringcoll.training import one_f_one_b, zero_bubble
     >>> bubble(one_f_one_b(4, 8)), bubble(zero_bubble(4, 8))
     (Fraction(3, 11), Fraction(1, 9))
     """
@@ -348,7 +468,6 @@ def grid(schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS) -> 
     ``-`` goes on with the action before, ``.`` is idle. A schedule that cannot be run raises
     `VerificationError`.
 
-    >>> from ringcoll.training import one_f_one_b
     >>> print(grid(one_f_one_b(2, 2)))
     rank 0  0F0 0F1 .   .   0B0 -   .   0B1 -
     rank 1  .   1F0 1B0 -   1F1 1B1 -   .   .
@@ -363,146 +482,3 @@ def grid(schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS) -> 
             cells[ends[action] - cost : ends[action]] = [str(action), *["-"] * (cost - 1)]
         lines.append(" ".join([f"rank {rank} ", *(cell.ljust(width) for cell in cells)]).rstrip())
     return "\n".join(lines)
-
-
-def _alternate(
-    forwards: Sequence[Action], backwards: Sequence[tuple[Action, ...]], warmup: int
-) -> Iterator[Action]:
-    """Some forwards, then a backward after each forward, then the other backwards."""
-    yield from forwards[:warmup]
-    for number, backward in enumerate(backwards, start=warmup):
-        yield from forwards[number : number + 1]
-        yield from backward
-
-
-def _of_stage(kind: Kind, stage: int, num_microbatches: int) -> list[Action]:
-    return [Action(kind, stage, microbatch) for microbatch in range(num_microbatches)]
-
-
-def _with_warmups(name: str, p: int, m: int, warmups: Sequence[int]) -> PipelineSchedule:
-    """A stage on each rank, which begins with its warm-up and then alternates."""
-    check_sizes(world_size=p, num_microbatches=m)
-    programs = tuple(
-        tuple(
-            _alternate(
-                _of_stage(Kind.FORWARD, rank, m),
-                [(action,) for action in _of_stage(Kind.BACKWARD, rank, m)],
-                warmup,
-            )
-        )
-        for rank, warmup in enumerate(warmups)
-    )
-    activations = tuple(min(m, warmup + 1) for warmup in warmups)
-    return PipelineSchedule(name, p, m, activations, programs)
-
-
-def gpipe(world_size: int, num_microbatches: int) -> PipelineSchedule:
-    """All forwards, then all backwards; a size that is not positive raises `ScheduleError`.
-
-    >>> from ringcoll.training import grid
-    >>> print(grid(gpipe(4, 2)))
-    rank 0  0F0 0F1 .   .   .   .   .   .   .   .   .   0B0 -   0B1 -
-    rank 1  .   1F0 1F1 .   .   .   .   .   .   1B0 -   1B1 -   .   .
-    rank 2  .   .   2F0 2F1 .   .   .   2B0 -   2B1 -   .   .   .   .
-    rank 3  .   .   .   3F0 3F1 3B0 -   3B1 -   .   .   .   .   .   .
-    """
-    warmups = [num_microbatches] * world_size
-    return _with_warmups("gpipe", world_size, num_microbatches, warmups)
-
-
-def one_f_one_b(world_size: int, num_microbatches: int) -> PipelineSchedule:
-    """1F1B: after a warm-up, a backward after each forward; as idle as `gpipe`, with less memory.
-
-    Rank r begins with p - r - 1 forwards: so many stages lie between it and the first backward.
-
-    >>> from ringcoll.training import grid
-    >>> print(grid(one_f_one_b(4, 4)))
-    rank 0  0F0 0F1 0F2 0F3 .   .   .   .   .   .   0B0 -   .   0B1 -   .   0B2 -   .   0B3 -
-    rank 1  .   1F0 1F1 1F2 .   .   .   .   1B0 -   1F3 1B1 -   .   1B2 -   .   1B3 -   .   .
-    rank 2  .   .   2F0 2F1 .   .   2B0 -   2F2 2B1 -   2F3 2B2 -   .   2B3 -   .   .   .   .
-    rank 3  .   .   .   3F0 3B0 -   3F1 3B1 -   3F2 3B2 -   3F3 3B3 -   .   .   .   .   .   .
-    """
-    return _with_warmups("1f1b", world_size, num_microbatches, range(world_size)[::-1])
-
-
-def interleaved(
-    world_size: int, num_microbatches: int, *, stages_per_rank: int = 2
-) -> PipelineSchedule:
-    """1F1B with v stages per rank: idle for 1/v of the time, v times as many messages.
-
-    A rank takes p micro-batches through its first stage, then the same micro-batches through its
-    second stage, and so on. If p does not divide m, the schedule is that of the next multiple of
-    p, without the actions of the micro-batches that do not exist: what is left keeps its order, so
-    nothing new can block.
-
-    >>> from ringcoll.training import grid
-    >>> print(grid(interleaved(2, 2)))
-    rank 0  0F0 0F1 2F0 2F1 .   .   2B0 -   .   2B1 -   0B0 -   0B1 -
-    rank 1  .   1F0 1F1 3F0 3B0 -   3F1 3B1 -   1B0 -   1B1 -   .   .
-    """
-    check_sizes(
-        world_size=world_size, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank
-    )
-    num_stages = world_size * stages_per_rank
-    rounds = range(0, num_microbatches, world_size)
-    warmups = [
-        (stages_per_rank - 1) * world_size + 2 * (world_size - rank - 1)
-        for rank in range(world_size)
-    ]
-    programs = []
-    for rank, warmup in enumerate(warmups):
-        stages = range(rank, num_stages, world_size)
-        forwards = [
-            Action(Kind.FORWARD, stage, first + place)
-            for first, stage, place in product(rounds, stages, range(world_size))
-        ]
-        backwards = [
-            (Action(Kind.BACKWARD, stage, first + place),)
-            for first, stage, place in product(rounds, reversed(stages), range(world_size))
-        ]
-        padded = _alternate(forwards, backwards, warmup)
-        programs.append(tuple(action for action in padded if action.microbatch < num_microbatches))
-    activations = tuple(min(num_microbatches * stages_per_rank, warmup + 1) for warmup in warmups)
-    return PipelineSchedule(
-        "interleaved", num_stages, num_microbatches, activations, tuple(programs)
-    )
-
-
-def zero_bubble(world_size: int, num_microbatches: int) -> PipelineSchedule:
-    """ZB-H1: 1F1B whose gradients of weights are put off, to fill the time of waiting.
-
-    Only the gradient of a stage's input is awaited by another rank. Rank r puts the gradients of
-    its weights off by r micro-batches. So each rank keeps at most p activations, as many as rank 0
-    of `one_f_one_b`, and is idle for a third of the time.
-
-    >>> from ringcoll.training import grid
-    >>> print(grid(zero_bubble(4, 4)))
-    rank 0  0F0 0F1 0F2 0F3 .   .   .   0I0 0W0 0I1 0W1 0I2 0W2 0I3 0W3
-    rank 1  .   1F0 1F1 1F2 .   .   1I0 1F3 1I1 1W0 1I2 1W1 1I3 1W2 1W3
-    rank 2  .   .   2F0 2F1 .   2I0 2F2 2I1 2F3 2I2 2W0 2I3 2W1 2W2 2W3
-    rank 3  .   .   .   3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3W1 3W2 3W3
-    """
-    check_sizes(world_size=world_size, num_microbatches=num_microbatches)
-    programs = []
-    for rank in range(world_size):
-        of_weights = _of_stage(Kind.BACKWARD_WEIGHTS, rank, num_microbatches)
-        backwards = [
-            (action, *of_weights[max(0, number - rank) : max(0, number - rank + 1)])
-            for number, action in enumerate(_of_stage(Kind.BACKWARD_INPUTS, rank, num_microbatches))
-        ]
-        backwards.append(tuple(of_weights[max(0, num_microbatches - rank) :]))
-        forwards = _of_stage(Kind.FORWARD, rank, num_microbatches)
-        programs.append(tuple(_alternate(forwards, backwards, world_size - rank - 1)))
-    activations = (min(num_microbatches, world_size),) * world_size
-    return PipelineSchedule(
-        "zero_bubble", world_size, num_microbatches, activations, tuple(programs)
-    )
-
-
-SCHEDULES: Mapping[str, Callable[..., PipelineSchedule]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-    "zero_bubble": zero_bubble,
-}
-"""The generators by name; each takes the number of ranks and the number of micro-batches."""

@@ -57,8 +57,8 @@ Assumptions:
   ``torch.optim.AdamW`` passes over it.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-SC 2020 (stages, bytes, figure 1); Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
-Parallel", VLDB 2023 (flat parameters, freed storage, gathering ahead); Loshchilov and Hutter,
+SC 2020 (stages, bytes, figure 1); Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded
+Data Parallel", VLDB 2023 (flat parameters, freed storage, gathering ahead); Loshchilov and Hutter,
 "Decoupled Weight Decay Regularization", ICLR 2019 (AdamW).
 """
 

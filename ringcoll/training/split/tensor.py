@@ -13,23 +13,17 @@ row    columns r of W       ``y = sum_r x_r W_r^T``:      ``dx_r = dy W_r``
 
 A column layer followed by a row layer needs no collective between them, as what one leaves split
 the other one takes split. So a perceptron, and attention by heads, cost one all-reduce forward
-and one backward, each of the layer's activations: batch x tokens x width numbers. The collectives between
-the layers are in `ringcoll.training.split.conjugate`.
+and one backward, each of the layer's activations: batch x tokens x width numbers. The collectives
+between the layers are in `ringcoll.training.split.conjugate`.
 
 *Sequence parallel*: between the split layers (layer norms, the ways around) every rank would do
 the same work on the same activations. Instead each rank keeps the activations of its share of the
 tokens; `gathered_to_add` enters a split layer in place of `copied`, and `reduced_and_split` leaves
 it in place of `reduced`. As many bytes travel, and 1/k of those activations is kept.
 
-Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
-Parallelism", 2019; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-Models", MLSys 2023 (sequence parallel).
-
-Data, pipeline and tensor parallel at once: a mesh of groups.
-
-Problem: a model is too large for one rank, and there is more data than one copy of the model can
-take. The ranks stand in a box of data x pipeline x tensor. A rank's lines along the three axes are
-its groups::
+*Data, pipeline and tensor parallel at once*: a model is too large for one rank, and there is more
+data than one copy of the model can take. The ranks stand in a box of data x pipeline x tensor, a
+`Mesh`. A rank's lines along the three axes are its groups::
 
     2 x 2 x 2                 tensor: the ranks that share each layer
      data 0     data 1        pipeline: the ranks that hold the stages, one behind the other
@@ -37,13 +31,15 @@ its groups::
     stage:0  1    0    1
 
 Ranks beside each other share a tensor axis: that axis sends most, and with k ranks on a host it
-stays inside the host. Each axis is one of the systems of this folder, unchanged: layers are split
-by `tensor_parallel`, the split model is cut into `stages` that a `Pipeline` runs, and gradients are
+stays inside the host. Each axis is a system of its own, unchanged: layers are split by
+`tensor_parallel`, the split model is cut into `stages` that a `Pipeline` runs, and gradients are
 averaged along the data axis. Embedding and scores share one matrix: its gradients of the first and
 the last stage are added up.
 
-Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", SC 2021.
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+Models", MLSys 2023 (sequence parallel); Narayanan et al., "Efficient Large-Scale Language Model
+Training on GPU Clusters Using Megatron-LM", SC 2021 (the mesh).
 """
 
 from __future__ import annotations
@@ -66,14 +62,7 @@ from ringcoll.training.data.parallel import average_gradients
 from ringcoll.training.model_on_ranks import require
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
-from ringcoll.training.split.conjugate import (
-    copied,
-    gathered_to_add,
-    reduced,
-    reduced_and_split,
-    slice_of,
-    split,
-)
+from ringcoll.training.split import conjugate
 from ringcoll.training.task import Attention, Perceptron, Transformer, stages
 
 _Collective = Callable[[Tensor], Tensor]  # a pair of `conjugate`, on the ranks of a group
@@ -85,7 +74,8 @@ def shard_of(tensor: Tensor, group: Any, dim: int, what: str) -> Tensor:
     require(tensor.shape[dim] % member.size() == 0, "model",
             f"the {what} does not divide evenly among the ranks",
             f"a multiple of {member.size()}", tensor.shape[dim], member.rank())  # fmt: skip
-    return slice_of(tensor.detach(), group, dim).clone(memory_format=torch.contiguous_format)
+    piece = conjugate.slice_of(tensor.detach(), group, dim)
+    return piece.clone(memory_format=torch.contiguous_format)
 
 
 class ColumnLinear(nn.Module):
@@ -93,10 +83,11 @@ class ColumnLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, group: Any) -> None:
         super().__init__()
-        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, "width of the layer's output"))
+        width = "width of the layer's output"
+        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, width))
         self.bias = None
         if whole.bias is not None:
-            self.bias = nn.Parameter(shard_of(whole.bias, group, 0, "width of the layer's output"))
+            self.bias = nn.Parameter(shard_of(whole.bias, group, 0, width))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., inputs) to (..., outputs / k)."""
@@ -119,7 +110,7 @@ class RowLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., inputs / k) to (..., outputs)."""
-        bias = copied(self.bias, self._group) if self._share else self.bias
+        bias = conjugate.copied(self.bias, self._group) if self._share else self.bias
         return self._leave(functional.linear(inputs, self.weight)) + bias
 
 
@@ -134,7 +125,10 @@ class SharedNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, tokens / k, width) to the same."""
-        weight, bias = copied(self.weight, self._group), copied(self.bias, self._group)
+        weight, bias = (
+            conjugate.copied(self.weight, self._group),
+            conjugate.copied(self.bias, self._group),
+        )
         return functional.layer_norm(inputs, weight.shape, weight, bias, self._eps)
 
 
@@ -152,7 +146,7 @@ class VocabularyEmbedding(nn.Module):
         local = tokens - self._first
         is_mine = (local >= 0) & (local < len(self.weight))
         vectors = functional.embedding(local.where(is_mine, 0), self.weight)
-        return reduced(vectors * is_mine[..., None], self._group)
+        return conjugate.reduced(vectors * is_mine[..., None], self._group)
 
 
 def _before(module: nn.Module, function: _Collective) -> None:
@@ -175,8 +169,8 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
         Whether activations between the split layers are split by tokens; for a `Transformer`.
     """
     size = as_group(group).size()
-    enter: _Collective = partial(copied, group=group)
-    leave: _Collective = partial(reduced, group=group)
+    enter: _Collective = partial(conjugate.copied, group=group)
+    leave: _Collective = partial(conjugate.reduced, group=group)
     if isinstance(model, nn.Sequential):
         children = model.named_children()
         linear = [(name, layer) for name, layer in children if isinstance(layer, nn.Linear)]
@@ -195,11 +189,17 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
             "the heads do not divide evenly among the ranks",
             f"a multiple of {size}", model.shape.heads, as_group(group).rank())  # fmt: skip
     if sequence:
-        enter = partial(gathered_to_add, group=group)
-        leave = partial(reduced_and_split, group=group)
-    _split_embedding(model, group, enter)
+        enter = partial(conjugate.gathered_to_add, group=group)
+        leave = partial(conjugate.reduced_and_split, group=group)
+    tokens = VocabularyEmbedding(model.embedding.tokens, group)
+    scores = ColumnLinear(model.head.scores, group)
+    scores.weight = tokens.weight  # tied, as before
+    model.embedding.tokens, model.head.scores = tokens, scores  # type: ignore[assignment]
+    _before(scores, enter)
     if sequence:
-        model.embedding.register_forward_hook(lambda _, inputs, output: split(output, group, 1))
+        model.embedding.register_forward_hook(
+            lambda _, inputs, output: conjugate.split(output, group, 1)
+        )
     for module in list(model.modules()):
         if isinstance(module, Attention):
             for name in ("query", "key", "value"):
@@ -214,14 +214,6 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
             if sequence and isinstance(child, nn.LayerNorm):
                 setattr(module, name, SharedNorm(child, group))
     return model
-
-
-def _split_embedding(model: Transformer, group: Any, enter: _Collective) -> None:
-    tokens = VocabularyEmbedding(model.embedding.tokens, group)
-    scores = ColumnLinear(model.head.scores, group)
-    scores.weight = tokens.weight  # tied, as before
-    model.embedding.tokens, model.head.scores = tokens, scores  # type: ignore[assignment]
-    _before(scores, enter)
 
 
 class _VocabularyLoss(Function):
