@@ -293,11 +293,9 @@ class ResilientGroup(OwnGroup):
         return view.done
 
     def _formed(self) -> StoreGroup:
-        """Connect the members of the view; in vain if others begin to change it meanwhile.
-
-        The place at which they meet may be stopped: a rank that waits for it has to hear that the
-        others go on.
-        """
+        """Connect the members of the view; in vain if others begin to change it meanwhile."""
+        # The place at which they meet may be stopped: a rank that waits for it has to hear that
+        # the others go on.
         making = begun(self._connected)
         while not wait([making], _LOOK_S).done:
             if self._membership.has_news():

@@ -153,11 +153,8 @@ class Membership:
     def has_news(self) -> bool:
         """Whether others have begun to change this member's view, or have changed it."""
         self._read()
-        epoch = self.view.epoch
-        return any(
-            record.view.epoch > epoch or (record.view.epoch == epoch and record.ballot >= 0)
-            for record in self._heard.values()
-        )
+        begun_by = (self.view.epoch, 0)  # the first ballot from this view on
+        return any((heard.view.epoch, heard.ballot) >= begun_by for heard in self._heard.values())
 
     def leave(self) -> None:
         """Say that this member has left, and close its mailbox."""

@@ -153,7 +153,7 @@ class Arrivals:
             self._arrived.put((peer, message))
 
     def take(self) -> tuple[int, Tensor | Exception]:
-        """Wait for the next message: its rank, and the message, or the error of the wait or reply."""
+        """Wait for the next message: its rank, and the message or the error of wait or reply."""
         with waiting(None, self._messages.group) as awaited:
             peer, message = self._arrived.get()
             awaited.peer = peer

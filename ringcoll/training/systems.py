@@ -402,10 +402,7 @@ def mixing(trainer: Trainer) -> None:
 
 
 def local(trainer: Trainer, make: Callable[..., LocalSGD] = LocalSGD) -> None:
-    """Parameters are averaged every few steps; those of the last meeting are kept.
-
-    With `diloco` in place of `LocalSGD`, the outer optimizer's state is kept, too.
-    """
+    """Parameters are averaged every few steps; parameters and outer state of then are kept."""
     averaging = make(trainer.module, every=_EVERY)
     _then(trainer, averaging.step)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -233,10 +233,7 @@ def stages(model: nn.Module, num_stages: int) -> list[nn.Sequential]:
     require(1 <= num_stages <= len(layers), "num_stages", "a stage would have no layers",
             f"1 to {len(layers)}", num_stages)  # fmt: skip
     ends = [len(layers) * stage // num_stages for stage in range(num_stages + 1)]
-    return [
-        nn.Sequential(*(module for layer in layers[begin:end] for module in layer))
-        for begin, end in pairwise(ends)
-    ]
+    return [nn.Sequential(*chain.from_iterable(layers[a:b])) for a, b in pairwise(ends)]
 
 
 # --- data -------------------------------------------------------------------------------------

@@ -78,10 +78,7 @@ def average_op(wire_dtype: torch.dtype | None, world_size: int) -> object:
 
 
 class Weighing:
-    """The share of this rank in the sum of all weights.
-
-    A weighted average is the sum of gradients times shares.
-    """
+    """The share of this rank in the sum of all weights, by which its gradients are multiplied."""
 
     def __init__(self, weight: float | Tensor, group: Any) -> None:
         self._group, self._weight = as_group(group), float(weight)
@@ -187,16 +184,13 @@ def assign_buckets(
 
 
 class GradientBucket:
-    """Gradients of some parameters, end to end in a flat tensor, ``grad`` from the first one on.
-
-    ``missing`` has the indices of the gradients that have not arrived.
-    """
+    """Gradients of some parameters, end to end in a flat tensor; ``missing`` have not arrived."""
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         self.names = [name for name, _ in named]
         self.params: list[Any] = [param for _, param in named]  # torch has no types for their hooks
         self.numel = sum(param.numel() for param in self.params)
-        self.grad: Tensor | None = None
+        self.grad: Tensor | None = None  # from the first gradient on
         self.grad_views: list[Tensor] = []
         self.expect_gradients()
 
@@ -232,11 +226,7 @@ class GradientBucket:
 
 
 class BucketsInOrder:
-    """Buckets that leave in the order of their numbers, as the operations of ranks have to match.
-
-    Gradients may arrive in another order on each rank: a bucket that is full early waits for the
-    buckets before it.
-    """
+    """Buckets that leave in the order of their numbers: operations of ranks have to match."""
 
     group: Any
     weight: float | Tensor | None

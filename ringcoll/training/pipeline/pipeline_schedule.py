@@ -59,12 +59,7 @@ class Kind(StrEnum):
     BACKWARD_WEIGHTS = "W"
 
 
-UNIT_COSTS: Mapping[Kind, int] = {
-    Kind.FORWARD: 1,
-    Kind.BACKWARD: 2,
-    Kind.BACKWARD_INPUTS: 1,
-    Kind.BACKWARD_WEIGHTS: 1,
-}
+UNIT_COSTS: Mapping[Kind, int] = {kind: 2 if kind is Kind.BACKWARD else 1 for kind in Kind}
 """Time of each kind of action, in units of one forward."""
 
 # Numbers have few enough digits for `int`.
@@ -146,14 +141,10 @@ class PipelineSchedule:
                 f"{head!r} does not begin a schedule "
                 "(expected the form: name stages=2 microbatches=3 activations=2,1)"
             )
-        name, stages, microbatches, activations = match.groups()
-        return cls(
-            name,
-            int(stages),
-            int(microbatches),
-            tuple(map(int, activations.split(","))),
-            tuple(tuple(map(Action.parse, line.split())) for line in lines),
-        )
+        name, stages, microbatches, numbers = match.groups()
+        activations = tuple(map(int, numbers.split(",")))
+        programs = tuple(tuple(map(Action.parse, line.split())) for line in lines)
+        return cls(name, int(stages), int(microbatches), activations, programs)
 
 
 def check_sizes(**sizes: int) -> None:
@@ -409,12 +400,9 @@ def check(schedule: PipelineSchedule) -> None:
     The `VerificationError` of a wrong schedule names rank, action and micro-batch.
     """
     check_sizes(num_stages=schedule.num_stages, num_microbatches=schedule.num_microbatches)
-    if len(schedule.activations) != schedule.world_size:
-        raise VerificationError(
-            "activations are stated for other ranks",
-            expected=f"{schedule.world_size} numbers",
-            got=len(schedule.activations),
-        )
+    wanted, got = f"{schedule.world_size} numbers", len(schedule.activations)
+    if got != schedule.world_size:
+        raise VerificationError("activations are stated for other ranks", expected=wanted, got=got)
     for rank, program in enumerate(schedule.programs):
         times = Counter(program)
         stages, microbatches = schedule.stages_of(rank), range(schedule.num_microbatches)
@@ -429,8 +417,8 @@ def check(schedule: PipelineSchedule) -> None:
         for stage, microbatch in ((s, m) for s in stages for m in microbatches):
             letters = "".join(kind for kind in Kind if Action(kind, stage, microbatch) in times)
             if letters not in ("FB", "FIW"):
-                forward, got = Action(Kind.FORWARD, stage, microbatch), letters or "nothing"
-                raise _wrong(rank, forward, "is incomplete", expected="F B, or F I W", got=got)
+                forward, kinds = Action(Kind.FORWARD, stage, microbatch), letters or "nothing"
+                raise _wrong(rank, forward, "is incomplete", expected="F B, or F I W", got=kinds)
     _ends(schedule, UNIT_COSTS)
     for rank, program in enumerate(schedule.programs):
         for action, kept in _kept(program):

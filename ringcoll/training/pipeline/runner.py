@@ -230,17 +230,14 @@ def agree_on_batch(
     group: Any,
     device: torch.device,
 ) -> int:
-    """Raise, on all ranks, if the batch cannot be used; return a hash of its shape and dtype.
-
-    The inputs of the rank of the first stage count, and the targets of that of the last stage.
-    """
+    """Raise, on all ranks, if the batch cannot be used; return a hash of its shape and dtype."""
     layout = "" if inputs is None else f"{inputs.dtype} {tuple(inputs.shape)}"
     lengths = [0 if item is None or not item.ndim else len(item) for item in (inputs, targets)]
     own = torch.tensor([*lengths, zlib.crc32(layout.encode())], device=device)
     table = own.new_empty(group.size() * own.numel())
     api.all_gather_single(table, own, group)
     rows = table.view(-1, own.numel()).tolist()
-    num_inputs, _, layout_hash = rows[0]
+    num_inputs, _, layout_hash = rows[0]  # of the first stage; the targets of the last one
     num_targets = rows[(schedule.num_stages - 1) % schedule.world_size][1]
     m, wrong, rank = schedule.num_microbatches, "the number of samples is wrong", group.rank()
     require(num_inputs > 0 and num_inputs % m == 0, "inputs", wrong,

@@ -119,12 +119,10 @@ class FlatBucket(GradientBucket):
             self.gathering = None
 
     def free(self) -> None:
-        """Give back the memory of the flat tensor; the parameters are NaN until it is gathered.
-
-        What autograd has saved for backward stays a view of the flat tensor.
-        """
+        """Give back the memory of the flat tensor; the parameters are NaN until it is gathered."""
         self.wait_for_gather()
         self._show(self.unreadable)  # reading freed memory would end the process
+        # What autograd has saved for backward stays a view of the flat tensor.
         self.flat.untyped_storage().resize_(0)
         self.is_whole = self.is_in_backward = False
 
@@ -186,8 +184,7 @@ _Recent = tuple[FlatBucket | None, FlatBucket | None]  # the last two that were 
 class ModuleHooks:
     """Lets modules gather their buckets before forward and, in stage 3, before backward.
 
-    It remembers in which order the modules use the buckets, of which the last parameters are in the
-    first. In stage 3 buckets that are not used are freed.
+    It remembers in which order modules use the buckets. In stage 3 those not in use are freed.
     """
 
     def __init__(self, buckets: Sequence[FlatBucket], stage: int, root: nn.Module) -> None:
@@ -198,11 +195,7 @@ class ModuleHooks:
         for module in root.modules():
             if any(param.requires_grad for param in module.parameters(recurse=False)):
                 read = {id(param) for param in module.parameters()}
-                used = [
-                    bucket
-                    for bucket in reversed(buckets)
-                    if any(id(param) in read for param in bucket.params)
-                ]
+                used = [b for b in reversed(buckets) if not read.isdisjoint(map(id, b.params))]
                 module.register_forward_pre_hook(partial(self._enter, used))
                 if stage == 3:
                     module.register_forward_hook(partial(self._leave, used))

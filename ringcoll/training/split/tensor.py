@@ -125,11 +125,15 @@ class SharedNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, tokens / k, width) to the same."""
-        weight, bias = (
-            conjugate.copied(self.weight, self._group),
-            conjugate.copied(self.bias, self._group),
-        )
+        weight, bias = (conjugate.copied(item, self._group) for item in (self.weight, self.bias))
         return functional.layer_norm(inputs, weight.shape, weight, bias, self._eps)
+
+
+def _local(tokens: Tensor, held: int, group: Any) -> tuple[Tensor, Tensor]:
+    """Places of tokens in this rank's part of a vocabulary, 0 for others; and which are in it."""
+    local = tokens - as_group(group).rank() * held
+    is_mine = (local >= 0) & (local < held)
+    return local.where(is_mine, 0), is_mine
 
 
 class VocabularyEmbedding(nn.Module):
@@ -138,14 +142,12 @@ class VocabularyEmbedding(nn.Module):
     def __init__(self, whole: nn.Embedding, group: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(shard_of(whole.weight, group, 0, "vocabulary"))
-        self._first = as_group(group).rank() * len(self.weight)
         self._group = group
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(...) to (..., width): this rank's vectors, zeros for other tokens, added up."""
-        local = tokens - self._first
-        is_mine = (local >= 0) & (local < len(self.weight))
-        vectors = functional.embedding(local.where(is_mine, 0), self.weight)
+        local, is_mine = _local(tokens, len(self.weight), self._group)
+        vectors = functional.embedding(local, self.weight)
         return conjugate.reduced(vectors * is_mine[..., None], self._group)
 
 
@@ -224,9 +226,7 @@ class _VocabularyLoss(Function):
         largest = scores.amax(-1)
         api.all_reduce(largest, dist.ReduceOp.MAX, group)
         powers = (scores - largest[:, None]).exp()
-        local = targets - as_group(group).rank() * scores.shape[-1]
-        is_mine = (local >= 0) & (local < scores.shape[-1])
-        local = local.where(is_mine, 0)
+        local, is_mine = _local(targets, scores.shape[-1], group)
         target_scores = scores.gather(1, local[:, None])[:, 0] * is_mine
         sums = torch.stack([powers.sum(-1), target_scores])
         api.all_reduce(sums, group=group)
