@@ -262,8 +262,9 @@ class TestAgainstOneProcess:
                 torch.autograd.backward(loss)
             model.weight = 1 + 2 * group.rank()
             model.finish()
-            (param,) = model.parameters()
-            return float(param.grad)  # (1 * 0 + 3 * 4) / 4
+            grad = next(model.parameters()).grad
+            assert grad is not None
+            return float(grad)  # (1 * 0 + 3 * 4) / 4
 
         assert run_threads(rank_main, 2) == [3.0, 3.0]
 
