@@ -62,9 +62,9 @@ ONLY = {
     "cloudpickle": {"launch/processes"},
     "multiprocessing": {"launch/processes"},
     "dist.*_object": {"bench/measure", "cli/measuring"},
-    "torch.load": {"resilient/state"},
-    "torch.load(weights_only=True)": {"resilient/state"},
-    "torch.save": {"resilient/state"},
+    "torch.load": {"resilient/group"},
+    "torch.load(weights_only=True)": {"resilient/group"},
+    "torch.save": {"resilient/group"},
     # modules whose name is made while the program runs
     "import_module(variable)": {
         *("__init__", "cli/app", "transport/catalogue", "machine/user_modules", "testing/pool"),
@@ -96,7 +96,7 @@ ONLY = {
     # what reads text that was written elsewhere
     "json.load*": {
         *("machine/tuning", "machine/stores", "tracing/records"),  # tests/test_parsers.py tries them
-        *("training/checks", "launch/mpi_ranks", "bench/peers"),
+        *("training/model_on_ranks", "launch/mpi_ranks", "bench/peers"),
         "bench/mpi_peer",  # the command line on which its own program starts it
         *("watch/flight_report", "formats/tree", "resilient/membership"),
         "simulation/measured",  # tests/simulation/test_measured.py tries it

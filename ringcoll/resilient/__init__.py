@@ -4,9 +4,7 @@
 `succession`  who goes on from a group: the rules
 `membership`  who is in the group: what carries the rules, and how others join
 `group`       a group that tries operations again, without the dead
-`beginning`   how such a group begins, and how others join it
-`state`       models and optimizers as bytes
-`ddp`         torch's ``DistributedDataParallel`` on such a group
+`beginning`   how such a group begins, others join it, and torch trains on it
 ============  ======================================================================
 """
 

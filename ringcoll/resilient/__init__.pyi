@@ -1,11 +1,11 @@
+from .beginning import data_parallel as data_parallel
 from .beginning import join as join
 from .beginning import start as start
-from .ddp import data_parallel as data_parallel
 from .group import Change as Change
 from .group import ResilientGroup as ResilientGroup
+from .group import packed as packed
+from .group import unpacked as unpacked
 from .membership import Membership as Membership
-from .state import packed as packed
-from .state import unpacked as unpacked
 from .succession import Member as Member
 from .succession import Patience as Patience
 from .succession import Record as Record

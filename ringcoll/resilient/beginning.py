@@ -1,11 +1,14 @@
-"""How a resilient group begins, and how another process joins it."""
+"""How a resilient group begins, how another process joins it, and how torch trains on it."""
 
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.collectives import OwnGroup, as_group, time_limit_s
 from ringcoll.errors import ArgumentError
@@ -30,9 +33,9 @@ def start(
     Parameters
     ----------
     group
-        A process group of torch; by default the default group. It may be of any backend, and is not used
-        any more: its store may die with rank 0. Its time limit is that of the operations, and how long a
-        rank that lives, but does not come, is waited for.
+        A process group of torch; by default the default group. It may be of any backend, and is not
+        used any more: its store may die with rank 0. Its time limit is that of the operations, and
+        how long a rank that lives, but does not come, is waited for.
     transport
         As for `ringcoll.use`.
     verify_messages
@@ -62,14 +65,14 @@ def start(
     ::
 
         dist.init_process_group("ringcoll")
-        group = resilient.start()                       # a new rank: resilient.join("127.0.0.1:4711")
+        group = resilient.start()                  # a new rank: resilient.join("127.0.0.1:4711")
         step = 0
         while step < 1000:
-            if group.admit():                           # ranks have come: all get rank 0's state
+            if group.admit():                      # ranks have come: all get rank 0's state
                 step = group.send_state(model, optimizer, step=step)
             loss = loss_of(model(batch(step, group.rank(), group.size())))
             loss.backward()
-            for param in model.parameters():            # who is there, also if ranks die meanwhile
+            for param in model.parameters():       # who is there, also if ranks die meanwhile
                 ringcoll.all_reduce(param.grad, dist.ReduceOp.AVG, group)
             optimizer.step()
             optimizer.zero_grad()
@@ -88,20 +91,19 @@ def start(
     store = dist.PrefixStore("ringcoll/resilient", private(group.get_group_store()))
     lives = Lives(store, rank, world_size)
     lives.tell()
-    everyone = range(world_size)
 
-    def told(name: str, value: object) -> list[Any]:
+    def of_all(name: str, value: object) -> list[Any]:
         store.set(f"{name}/{rank}", json.dumps(value))
-        found = told_by(store, name, rank, everyone, timeout_s, lambda: bool(lives.ended()))
-        return [found[peer] for peer in everyone]
+        ranks = range(world_size)
+        values = told_by(store, name, rank, ranks, timeout_s, lambda: bool(lives.ended()))
+        return [values[peer] for peer in ranks]
 
-    places = told("place", [place(), store_host(store)])
+    places = of_all("place", [place(), store_host(store)])
     if host is None:
         is_local = all(where == places[0][0] for where, _ in places)
         host = "127.0.0.1" if is_local else own_address(places[0][1])
     membership = Membership(host)
-    members = tuple(Member.of(member) for member in told("member", membership.own))
-    view = View(1, 0, members)
+    view = View(1, 0, tuple(map(Member.of, of_all("member", membership.own))))
     return ResilientGroup(
         membership, view, timeout_s, transport, verify_messages, refit, has_state=True
     )
@@ -148,3 +150,39 @@ def join(
     return ResilientGroup(
         membership, view, timeout_s, transport, verify_messages, refit, has_state=False
     )
+
+
+def data_parallel(
+    module: nn.Module, group: ResilientGroup, **options: Any
+) -> DistributedDataParallel:
+    """Let ``DistributedDataParallel`` average the gradients of a module over a resilient group.
+
+    To torch, each rank trains alone: its own process group would break with the first rank that
+    dies, and has a fixed number of ranks. Only the gradients travel, by `all_reduce_hook`; buffers
+    such as those of batch norm stay each rank's own. Parameters are made alike by
+    `ResilientGroup.send_state`.
+
+    Parameters
+    ----------
+    module, **options
+        As for ``DistributedDataParallel``; no ``process_group``, ``find_unused_parameters`` or
+        ``static_graph``.
+    group
+        The ranks that train together.
+
+    Returns
+    -------
+    DistributedDataParallel
+        The module, to be called as any other.
+    """
+    # Imported here: most groups do not need them.
+    from ringcoll.backend import ProcessGroup
+    from ringcoll.training import HookOptions, all_reduce_hook
+
+    alone = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=group.communicator.timeout_s))
+    # torch lays its buckets out anew after a rank's first step, unless it looks for unused
+    # parameters. A new rank's buckets would be others than those of the ranks before it.
+    options |= {"find_unused_parameters": True, "static_graph": False}
+    model = DistributedDataParallel(module, process_group=alone, **options)
+    model.register_comm_hook(HookOptions(group=group), all_reduce_hook)
+    return model

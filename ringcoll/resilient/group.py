@@ -1,13 +1,15 @@
 """A group that tries operations again, without the ranks that have died.
 
-An operation is complete when all ranks know that all ranks have its result: a barrier follows it. If a
-rank dies, then either nobody has passed the barrier, and all try again on the inputs that they have kept;
-or somebody has, and so everybody has the result. What a rank is told when it returns is true for all.
+An operation is complete when all ranks know that all ranks have its result: a barrier follows it.
+If a rank dies, then either nobody has passed the barrier, and all try again on the inputs that they
+have kept; or somebody has, and so everybody has the result. What a rank is told when it returns is
+true for all.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import threading
 import time
@@ -15,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,7 +29,6 @@ from ringcoll.errors import GroupBrokenError, GroupChangedError, PeerLostError, 
 from ringcoll.group import Call, Communicator, Queue, Work
 from ringcoll.machine import at_end, begun
 from ringcoll.resilient.membership import Membership
-from ringcoll.resilient.state import packed, unpacked
 from ringcoll.resilient.succession import Member, View
 from ringcoll.schedule import contract
 from ringcoll.watch import tell
@@ -70,6 +71,24 @@ class Change:
         return f"the group goes on {without}{joined}, with {self.world_size} ranks"
 
 
+def packed(holders: Sequence[Any], step: int) -> Tensor:
+    """The states of models and optimizers, and a step, as a tensor of bytes."""
+    buffer = io.BytesIO()
+    torch.save({"step": step, "states": [holder.state_dict() for holder in holders]}, buffer)
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def unpacked(data: Tensor, holders: Sequence[Any]) -> int:
+    """Load states that `packed` has packed; return the step.
+
+    Of pickles, only tensors and numbers are read.
+    """
+    content = torch.load(io.BytesIO(data.numpy().data), map_location="cpu", weights_only=True)
+    for holder, state in zip(holders, content["states"], strict=True):
+        holder.load_state_dict(state)
+    return int(content["step"])
+
+
 def _close(making: Future[StoreGroup]) -> None:
     if making.exception() is None:
         making.result().close()
@@ -87,10 +106,11 @@ class _Attempt(NamedTuple):
 class ResilientGroup(OwnGroup):
     """A group whose operations go on without the ranks that die; see `start` and `join`.
 
-    It is the value for ``group=`` of the public functions. `ringcoll.all_reduce` and `ringcoll.barrier`
-    are tried again when a rank is lost, so that an average is one over the ranks that are left. The other
-    collectives have shapes or roots that depend on who is there: when a rank is lost, their tensors are
-    put back, and all ranks get a `GroupChangedError` and may call again. Ranks keep their order.
+    It is the value for ``group=`` of the public functions. `ringcoll.all_reduce` and
+    `ringcoll.barrier` are tried again when a rank is lost, so that an average is one over the ranks
+    that are left. The other collectives have shapes or roots that depend on who is there: when a
+    rank is lost, their tensors are put back, and all ranks get a `GroupChangedError` and may call
+    again. Ranks keep their order.
     """
 
     retries = True
@@ -187,8 +207,7 @@ class ResilientGroup(OwnGroup):
             error = self._failure = self._failure or raised
             self._membership.leave()  # the others need not wait for this rank
         self._queue.num_done += 1
-        work = item.work
-        return work if work.complete(error) else None
+        return item.work if item.work.complete(error) else None
 
     def _run(self, item: _Attempt) -> None:
         if self._failure is not None:
@@ -201,7 +220,11 @@ class ResilientGroup(OwnGroup):
         while True:
             if self._has_changed and not has_same_shapes:
                 self._has_changed = False
-                raise GroupChangedError(self._told(name))
+                lost, now = [*self.changes[-1].lost], self.changes[-1].world_size
+                raise GroupChangedError(
+                    f"the group has lost ranks {lost} and has {now} ranks now, this one is rank "
+                    f"{self.rank()}: {name} may need other shapes or another root; call it again"
+                )
             try:
                 if not has_result:
                     call = item.first if item.inner is self._inner else item.make(self._inner)
@@ -220,13 +243,6 @@ class ResilientGroup(OwnGroup):
                     break
                 self._put_back(results)
                 has_result = False
-
-    def _told(self, name: str) -> str:
-        change = self.changes[-1]
-        return (
-            f"the group has lost ranks {[*change.lost]} and has {change.world_size} ranks now, this one "
-            f"is rank {self.rank()}: {name} may need other shapes or another root; call it again"
-        )
 
     def _keep(self, results: Sequence[Tensor]) -> None:
         """Keep what an operation is going to overwrite, in memory that serves all operations."""
@@ -269,18 +285,17 @@ class ResilientGroup(OwnGroup):
         times = agreed_s - begin_s, time.monotonic() - agreed_s
         self.changes.append(Change(view.epoch, lost, joined, len(view.members), *times))
         _log.warning("%s%s", self.changes[-1], f": {error}" if error else "")
-        # Old groups are in cycles of references, with connections and memory. Python would look for such
-        # cycles late or never, as training makes few objects.
+        # Old groups are in cycles of references, with connections and memory. Python would look for
+        # such cycles late or never, as training makes few objects.
         gc.collect()
         self._has_changed = self._has_changed or bool(lost)
         self._has_news = self._has_news or joined > 0
         return view.done
 
     def _formed(self) -> StoreGroup:
-        """Connect the members of the view; in vain if others begin to change it meanwhile.
-
-        The place at which they meet may be stopped: who waits for it has to hear that the others go on.
-        """
+        """Connect the members of the view; in vain if others begin to change it meanwhile."""
+        # The place at which they meet may be stopped: a rank that waits for it has to hear that
+        # the others go on.
         making = begun(self._connected)
         while not wait([making], _LOOK_S).done:
             if self._membership.has_news():
@@ -330,8 +345,8 @@ class ResilientGroup(OwnGroup):
             if count.item():
                 with self._issuing:
                     self._done = self._change(None, newcomers)
-        found, self._has_news = self._has_news, False
-        return found
+        has_news, self._has_news = self._has_news, False
+        return has_news
 
     def send_state(self, *holders: nn.Module | torch.optim.Optimizer, step: int = 0) -> int:
         """Give all ranks the state of rank 0, which has been here for longest; all ranks call this.
@@ -339,7 +354,8 @@ class ResilientGroup(OwnGroup):
         Parameters
         ----------
         *holders
-            Models and optimizers, in the same order on all ranks; what ``state_dict`` returns is sent.
+            Models and optimizers, in the same order on all ranks; what ``state_dict`` returns is
+            sent.
         step
             Number of the training step.
 
@@ -355,19 +371,15 @@ class ResilientGroup(OwnGroup):
         """
         while True:
             epoch, is_source = self.epoch, self.rank() == 0 and self._has_state
-            data = (
-                packed(holders, step)
-                if is_source
-                else torch.empty(0, dtype=torch.uint8, device="cpu")
-            )
-            length = torch.tensor([data.numel()], device="cpu")
+            data = packed(holders, step) if is_source else None
+            length = torch.tensor([0 if data is None else data.numel()], device="cpu")
             try:
                 api.all_reduce(length, dist.ReduceOp.MAX, self)
                 if epoch != self.epoch:
                     continue
                 if not length.item():
                     raise PeerLostError("no rank is left that has a state to send", peer=0)
-                if not is_source:
+                if data is None:
                     data = torch.empty(int(length.item()), dtype=torch.uint8, device="cpu")
                 api.broadcast(data, group=self, group_src=0)
             except GroupChangedError:

@@ -1,16 +1,16 @@
 """Membership: the ranks that are left agree after a death, and others join.
 
-`ringcoll.resilient.succession` has the rules. Here is what carries them: each member has a *mailbox*, in which
-the kernel keeps the others' records while the member does something else, is stopped, or is slow; and a
-*door*, a store of its own, at which the members of a view meet if it is the first of them. So no store is
-needed that may die with its process.
+`ringcoll.resilient.succession` has the rules. Here is what carries them: each member has a
+*mailbox*, in which the kernel keeps the others' records while the member does something else, is
+stopped, or is slow; and a *door*, a store of its own, at which the members of a view meet if it is
+the first of them. So no store is needed that may die with its process.
 
-On one host, a member has ended if its process has, which is certain; of another host's, lines tell it
-(`ringcoll.machine.lines`). A member that leaves says so, and closes its mailbox.
+On one host, a member has ended if its process has, which is certain; of another host's, lines tell
+it (`ringcoll.machine.lines`). A member that leaves says so, and closes its mailbox.
 
-A wait ends within the time limit. The leader waits for three quarters of the limit for a member that lives and does
-not come; the others wait for seven eighths of it for the leader; what is left is for the next one. Only time
-counts in which the member itself was awake.
+A wait ends within the time limit. The leader waits for three quarters of the limit for a member
+that lives and does not come; the others wait for seven eighths of it for the leader; what is left
+is for the next one. Only time counts in which the member itself was awake.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _POLL_S = 0.002  # between two looks into the mailbox
 _LOOK_S = 0.1  # between two looks whether members have ended
 _AWAKE = 0.125  # share of the limit: a process that does not look for longer was stopped meanwhile
 _REACH_S = 2.0  # for an answer
-# For a connection to a door: torch looks up the other's name, for its messages, and a name server that
-# loses a question lets it wait 5 seconds, or twice 5 (resolv.conf(5)).
+# For a connection to a door: torch looks up the other's name, for its messages, and a name server
+# that loses a question lets it wait 5 seconds, or twice 5 (resolv.conf(5)).
 _CONNECT_S = 12.0
 _UNREACHED = (OSError, dist.DistError)
 # Shares of the time limit after which a wait in a ballot is too long, by when the ballot has begun.
@@ -67,7 +67,7 @@ _FOR_A_LEADER = (0.875, 1.0)
 
 
 class _Door:
-    """The door of another member; who does not answer in time raises one of `_UNREACHED`."""
+    """The door of another member; one that does not answer in time raises one of `_UNREACHED`."""
 
     def __init__(self, host: str, port: int) -> None:
         # torch would write lines to the terminal if nobody listens.
@@ -135,7 +135,7 @@ class Membership:
         self.door.set("view", json.dumps(view))
 
     def meeting_place(self) -> dist.Store:
-        """The store at which the members of the view meet. Raises `PeerLostError` if it has gone."""
+        """The store at which the members of the view meet; `PeerLostError` if it has gone."""
         leader = self.view.members[0]
         if leader == self.own:
             return self.door
@@ -151,13 +151,10 @@ class Membership:
             raise PeerLostError(f"rank 0 at {leader.address} is gone: {error}", peer=0) from error
 
     def has_news(self) -> bool:
-        """Whether others have begun to change the view that this member has taken, or have changed it."""
+        """Whether others have begun to change this member's view, or have changed it."""
         self._read()
-        epoch = self.view.epoch
-        return any(
-            record.view.epoch > epoch or (record.view.epoch == epoch and record.ballot >= 0)
-            for record in self._heard.values()
-        )
+        begun_by = (self.view.epoch, 0)  # the first ballot from this view on
+        return any((heard.view.epoch, heard.ballot) >= begun_by for heard in self._heard.values())
 
     def leave(self) -> None:
         """Say that this member has left, and close its mailbox."""
@@ -216,10 +213,10 @@ class Membership:
             new = step(self.own, old, self._heard, self._gone, patience, joining)
             if new != old or self._fresh:
                 self.record = new
-                told = listeners(self.own, old, new, self._heard, self._fresh)
+                receivers = listeners(self.own, old, new, self._heard, self._fresh)
                 self._fresh.clear()
-                outside = [member for member in told if member not in new.view.members]
-                for members in (outside, set(told).difference(outside)):
+                outside = [member for member in receivers if member not in new.view.members]
+                for members in (outside, set(receivers).difference(outside)):
                     self._tell(members, min(_REACH_S, limit_s / 16))
             if new.view != before:
                 check_in(self.own, new)
@@ -228,9 +225,8 @@ class Membership:
             if new.ballot != old.ballot:
                 leads = leader_of(new.ballot, before.members) == self.own
                 shares = _FOR_MEMBERS if leads else _FOR_A_LEADER
-                late_s = next(
-                    (share * limit_s for share in shares if share * limit_s > awake_s), limit_s
-                )
+                limits_s = [share * limit_s for share in shares]
+                late_s = next((late_s for late_s in limits_s if late_s > awake_s), limit_s)
             time.sleep(_POLL_S)
 
     def join(self, host: str, port: int, limit_s: float) -> View:
@@ -297,35 +293,35 @@ class Membership:
 
     def _tell(self, members: Iterable[Member], limit_s: float = _REACH_S) -> None:
         """Send the own record to members that have not ended."""
-        told = {
+        receivers = {
             member.mailbox: member
             for member in members
             if member != self.own and member not in self._gone
         }
-        for address in deliver(json.dumps(["record", self.own, self.record]), told, limit_s):
+        for address in deliver(json.dumps(["record", self.own, self.record]), receivers, limit_s):
             # On this host, only the end of a process, or `leave`, closes a mailbox.
-            if told[address].process.place == place():
-                self._gone.add(told[address])
+            if receivers[address].process.place == place():
+                self._gone.add(receivers[address])
 
     def _read(self) -> None:
-        """Read what others have told."""
+        """Read the mailbox."""
         for text in self._mailbox.read():
             try:
                 match json.loads(text):
                     case ["want", member]:
                         self._wants[Member.of(member)] = None
-                    case ["record", member, record]:
-                        sender, told = Member.of(member), Record.of(record)
-                        if self._concerns(sender, told):
-                            self._heard[sender] = told
+                    case ["record", member, value]:
+                        sender, record = Member.of(member), Record.of(value)
+                        if self._concerns(sender, record):
+                            self._heard[sender] = record
                             self._fresh.add(sender)
-                    case told:
-                        raise not_of_a_rank("mail", told)
+                    case message:
+                        raise not_of_a_rank("mail", message)
             except (ValueError, RecursionError, TransportError) as error:
                 _log.warning("a message in the mailbox of a resilient group: %s", error)
 
     def _concerns(self, sender: Member, record: Record) -> bool:
-        """Whether a record is of one with whom this member has to do, and no older than what is known."""
+        """Whether a record concerns this member, and is no older than the one that is known."""
         known = self._heard.get(sender)
         if known is not None and known.age > record.age:
             return False

@@ -1,37 +1,35 @@
 """Which group goes on from a group: the rules, without clocks, processes or messages.
 
-Each member has a `Record`, and sends it to others when it changes; a newer record of a member holds all that an
-older one did. What a member does next follows from its own record, those that it has heard, and who has
-surely ended: see `step`. The leader of a *ballot* is the member
-with the ballot's number, modulo the number of members.
+Each member has a `Record`, and sends it to others when it changes; a newer record of a member holds
+all that an older one did. What a member does next follows from its own record, those that it has
+heard, and who has surely ended: see `step`. The leader of a *ballot* is the member with the
+ballot's number, modulo the number of members.
 
-==================  ===================================================================================
-a member            does
-==================  ===================================================================================
-begins, or sees     follows the first leader that has not ended or left: no lower ballot counts for the
-its leader end      member any more
-waits too long      follows the next leader
-leads               waits for all higher members that live, and for a quorum. It proposes the view that
-                    was accepted in the highest ballot, or else a new one of the members that have come
-hears its leader's  accepts the proposal
-proposal
-hears that a        takes the view, and tells that first those that are not in the view, and then the others
-quorum has accepted
-its proposal
-hears of a newer    takes that view, or ends if it is not in it
-view
-has waited longer   ends: others may have gone on without it
-than its limit
-==================  ===================================================================================
+================================  ==================================================================
+a member                          does
+================================  ==================================================================
+begins, or sees its leader end    follows the first leader that has not ended or left: no lower
+                                  ballot counts for the member any more
+waits too long                    follows the next leader
+leads                             waits for all higher members that live, and for a quorum. It
+                                  proposes the view that was accepted in the highest ballot, or else
+                                  a new one of the members that have come
+hears its leader's proposal       accepts the proposal
+hears that a quorum has accepted  takes the view, and tells that first those that are not in the
+its proposal                      view, and then the others
+hears of a newer view             takes that view, or ends if it is not in it
+has waited longer than its limit  ends: others may have gone on without it
+================================  ==================================================================
 
 A member tells each new record all members, its leader last.
 
-This is Paxos (Lamport, *The part-time parliament*, 1998) with one decision an epoch, except for what is known of
-the dead. A quorum is more than half of the members *that have not surely ended or left*, or half of them with the
-first. Two quorums share a member, or members that have ended meanwhile; what these had accepted, all know
-that have seen their end, as all that a member has told is read after its end was seen. As those outside of a view
-are told of it first, nobody that is left out finds its whole group ended and does not know that it went on.
-``tests/resilient/model.py`` tries all interleavings.
+This is Paxos (Lamport, *The part-time parliament*, 1998) with one decision an epoch, except for
+what is known of the dead. A quorum is more than half of the members *that have not surely ended or
+left*, or half of them with the first. Two quorums share a member, or members that have ended
+meanwhile; what these had accepted, all know that have seen their end, as all that a member has told
+is read after its end was seen. As those outside of a view are told of it first, nobody that is left
+out finds its whole group ended and does not know that it went on. ``tests/resilient/model.py``
+tries all interleavings.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _NONE = -1  # instead of a ballot
 
 
 class Member(NamedTuple):
-    """A process of the group; ``name`` is its own, ``port`` is of its door, ``mail`` of its mailbox."""
+    """A process of the group: its own name, and the ports of its door and of its mailbox."""
 
     name: str
     host: str
@@ -57,14 +55,14 @@ class Member(NamedTuple):
     process: Process
 
     @classmethod
-    def of(cls, told: Any) -> Member:
+    def of(cls, value: Any) -> Member:
         """A member, from JSON. Raises `TransportError` for what no rank tells."""
-        match told:
-            case [str(name), str(host), int(port), int(mail), process]:
-                known = Process.of(process)
-                if known is not None and 0 < port < 1 << 16 and 0 < mail < 1 << 16:
-                    return cls(name, host, port, mail, known)
-        raise not_of_a_rank("member", told)
+        match value:
+            case [str(name), str(host), int(port), int(mail), written]:
+                process = Process.of(written)
+                if process is not None and 0 < port < 1 << 16 and 0 < mail < 1 << 16:
+                    return cls(name, host, port, mail, process)
+        raise not_of_a_rank("member", value)
 
     @property
     def address(self) -> str:
@@ -85,12 +83,12 @@ class View(NamedTuple):
     members: tuple[Member, ...]
 
     @classmethod
-    def of(cls, told: Any) -> View:
+    def of(cls, value: Any) -> View:
         """A view, from JSON. Raises `TransportError` for what no rank tells."""
-        match told:
+        match value:
             case [int(epoch), int(done), [_, *_] as members]:
                 return cls(epoch, done, tuple(map(Member.of, members)))
-        raise not_of_a_rank("view", told)
+        raise not_of_a_rank("view", value)
 
 
 class Record(NamedTuple):
@@ -120,14 +118,14 @@ class Record(NamedTuple):
     has_left: bool = False
 
     @classmethod
-    def of(cls, told: Any) -> Record:
+    def of(cls, value: Any) -> Record:
         """A record, from JSON. Raises `TransportError` for what no rank tells."""
-        match told:
-            case [view, int(done), int(ballot), int(proposed), proposal, bool(has_left)]:
-                known = None if proposal is None else View.of(proposal)
-                if (known is None) == (proposed == _NONE):
-                    return cls(View.of(view), done, ballot, proposed, known, has_left)
-        raise not_of_a_rank("record", told)
+        match value:
+            case [view, int(done), int(ballot), int(proposed), written, bool(has_left)]:
+                proposal = None if written is None else View.of(written)
+                if (proposal is None) == (proposed == _NONE):
+                    return cls(View.of(view), done, ballot, proposed, proposal, has_left)
+        raise not_of_a_rank("record", value)
 
     @property
     def age(self) -> tuple[int, int, int, bool]:
@@ -136,11 +134,9 @@ class Record(NamedTuple):
 
 
 class Patience(IntEnum):
-    """How long a member has waited: not for too long, for too long in this ballot, longer than its limit."""
+    """How long a member waits: not for too long; for too long in a ballot; beyond its limit."""
 
-    WAITS = 0
-    LATE = 1
-    OVER = 2
+    WAITS, LATE, OVER = range(3)
 
 
 Heard = Mapping[Member, Record]
@@ -185,8 +181,8 @@ def step(
         ballot += 1
     if patience is Patience.OVER:
         raise GroupBrokenError(
-            f"only {1 + len(peers.keys() & living)} of the {len(living)} ranks that are not known to "
-            "be dead have come in time: others may have gone on without them"
+            f"only {1 + len(peers.keys() & living)} of the {len(living)} ranks that are not known "
+            "to be dead have come in time: others may have gone on without them"
         )
     leader = leader_of(ballot, members)
     following = own._replace(ballot=ballot)
@@ -217,15 +213,15 @@ def step(
 def listeners(
     me: Member, old: Record, new: Record, heard: Heard, fresh: Collection[Member]
 ) -> tuple[Member, ...]:
-    """Whom a member tells its new record, the first ones first."""
+    """The members that are sent a member's new record, the first ones first."""
     members = old.view.members
     if new.view != old.view:
         if old.proposed == _NONE or leader_of(old.ballot, members) != me:
-            return ()  # it was told itself
+            return ()  # it heard of the view itself
         outside = [member for member in members if member not in new.view.members]
-        told = [*outside, *new.view.members]
+        receivers = [*outside, *new.view.members]
     else:
-        told = [
+        receivers = [
             member
             for member in fresh
             if member in heard
@@ -233,8 +229,8 @@ def listeners(
         ]
         if new != old:  # the leader last: what it knows of a member, all that see its end know
             leader = leader_of(new.ballot, members)
-            told += [*(member for member in members if member != leader), leader]
-    return tuple(member for member in dict.fromkeys(told) if member != me)
+            receivers += [*(member for member in members if member != leader), leader]
+    return tuple(member for member in dict.fromkeys(receivers) if member != me)
 
 
 def leader_of(ballot: int, members: tuple[Member, ...]) -> Member:

@@ -37,8 +37,10 @@ from torch import Tensor
 from ringcoll.collectives import OwnGroup, as_group, time_limit_s
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.machine import seconds_of, started
-from ringcoll.tracing import waiting
-from ringcoll.training.checks import require
+from ringcoll.tracing import phase, waiting
+from ringcoll.training.model_on_ranks import require
+
+__all__ = ["Arrivals", "Messages", "phase", "tie", "waiting"]  # two of `tracing`, for the door
 
 _TAG = 0x6F55  # the first tag; any number that the user's own messages are unlikely to have
 
@@ -125,12 +127,9 @@ class Messages:
 class Arrivals:
     """Receives messages of one length from several ranks, each as it comes.
 
-    A server takes the message of whichever rank is ready. gloo has a receive from any rank, but
-    does not notice in it that a rank has left. So each expected message has a thread of its own,
-    some 0.1 ms, which waits for its rank alone: it notices the end of the connection at once, and
-    the messages of the other ranks go on.
-
-    ``like`` has the length, dtype and device of a message; nothing else may receive from the ranks.
+    gloo has a receive from any rank, but does not notice in it that a rank has left. So each
+    expected message, as long as ``like``, has a thread of its own, some 0.1 ms, which waits for its
+    rank alone: it notices the end of the connection at once, and the messages of other ranks go on.
     """
 
     def __init__(self, messages: Messages, like: Tensor) -> None:
@@ -138,10 +137,7 @@ class Arrivals:
         self._arrived: SimpleQueue[tuple[int, Tensor | Exception]] = SimpleQueue()
 
     def expect(self, peer: int, reply: Tensor | None = None) -> None:
-        """Send a reply, if any, and begin to wait for the one next message of a rank.
-
-        The reply must not change any more.
-        """
+        """Send a reply, which must not change any more; begin to wait for a rank's next message."""
         # A thread that still waits when the program ends does not hold up the program.
         started(self._converse, "ringcoll-arrivals", peer, reply)
 
@@ -157,10 +153,7 @@ class Arrivals:
             self._arrived.put((peer, message))
 
     def take(self) -> tuple[int, Tensor | Exception]:
-        """Wait for the next message: its rank, and the message, or the error of the wait or reply.
-
-        The error is a `PeerLostError` if the rank was lost. Each message has a time limit.
-        """
+        """Wait for the next message: its rank, and the message or the error of wait or reply."""
         with waiting(None, self._messages.group) as awaited:
             peer, message = self._arrived.get()
             awaited.peer = peer

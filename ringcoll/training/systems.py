@@ -1,15 +1,25 @@
-"""Training systems: for each a function, which does what differs from a plain `Trainer`.
+"""One shape for all training systems, so that they can be trained side by side.
 
-A system is a function that sets a trainer up. A check is a function of the task, of what follows
-the colon in the system's name, and of the number of ranks; it raises `ArgumentError` if the system
-cannot split the model or the batch.
+A `Trainer` is one rank of a system. It takes batches of all ranks, picks what its rank computes,
+and says what the rank holds, has sent, and has waited for. `ringcoll.training.trainers` has the
+systems by name. A trainer is what a user would write around a system: make it, then step by step::
+
+    trainer = make_trainer("sharded:2", task)
+    for loss in trainer.steps(batches):      # of all ranks; each yields this rank's loss
+        ...
+    trainer.whole()                          # parameters of the whole model
+    trainer.close()
+
+A system is a function that sets a trainer up: it does what differs from plain data parallelism. A
+check is a function of the task, of what follows the colon in the system's name, and of the number
+of ranks; it raises `ArgumentError` if the system cannot split the model or the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -18,25 +28,25 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ringcoll.collectives import bytes_sent
 from ringcoll.tracing import phase, waiting
-from ringcoll.training.checks import require
 from ringcoll.training.data.compression import CompressedGradients, Compressor, Int8, PowerSGD, TopK
 from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
 from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
-from ringcoll.training.flat import whole_parameters
-from ringcoll.training.free.gossip import Gossip
-from ringcoll.training.free.local_sgd import LocalSGD, diloco
+from ringcoll.training.free.model_averages import Gossip, LocalSGD
 from ringcoll.training.free.server import SERVER, ParameterServer, ServerWorker
-from ringcoll.training.models import Transformer, stages
+from ringcoll.training.model_on_ranks import check_same, require, whole_parameters
+from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
-from ringcoll.training.pipeline.stage_orders import SCHEDULES
-from ringcoll.training.sharded.optimizer import ShardedAdamW
-from ringcoll.training.sharded.state_bytes import storage_nbytes
-from ringcoll.training.split.mesh import Mesh, ParallelTransformer
+from ringcoll.training.sharded.optimizer import ModelStates, ShardedAdamW, storage_nbytes
 from ringcoll.training.split.ring_attention import context_parallel
-from ringcoll.training.split.tensor import tensor_parallel, vocabulary_loss
-from ringcoll.training.task import Task
-from ringcoll.training.trainer import Trainer
+from ringcoll.training.split.tensor import (
+    Mesh,
+    ParallelTransformer,
+    tensor_parallel,
+    vocabulary_loss,
+)
+from ringcoll.training.task import Task, Transformer, next_token_loss, stages
 
 COMPRESSORS: dict[str, Callable[[], Compressor]] = {
     "topk": lambda: TopK(0.1),
@@ -50,13 +60,128 @@ _EVERY = 8  # steps between two meetings; the paper of DiLoCo has 500, of some 9
 _STALENESS = 4
 
 
-def _all_samples(batch: Tensor) -> Tensor:
-    return batch
+@dataclass(frozen=True)
+class Gradients:
+    """How gradients are averaged, by the trainers that have a choice.
+
+    ``algorithm`` and ``wire_dtype`` are as for `ringcoll.all_reduce`; the algorithm ``None`` is
+    gloo's own all-reduce. ``bucket_bytes`` is for trainers that have buckets.
+    """
+
+    algorithm: str | None = "auto"
+    wire_dtype: torch.dtype | None = None
+    bucket_bytes: int = 1 << 18
+
+    def __post_init__(self) -> None:
+        nbytes = self.bucket_bytes
+        require(nbytes > 0, "bucket_bytes", "must be positive", "> 0", nbytes)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `ringcoll.all_reduce`."""
+        return {"algorithm": self.algorithm, "wire_dtype": self.wire_dtype}
+
+
+class Trainer:
+    """One rank of data-parallel training; a system replaces what it does differently.
+
+    ``option`` is what follows the colon in the system's name, and ``meets`` says whether all ranks
+    hold the same model after each step, whole or in pieces. ``params`` are the parameters that this
+    rank holds, ``groups`` the groups whose bytes are counted, ``None`` for the default group.
+    ``peak`` has the bytes that this rank held when the second step's backward was over.
+
+    If the ranks begin with different models, all raise `MismatchError`.
+    """
+
+    def __init__(self, task: Task, option: str, gradients: Gradients, *, meets: bool) -> None:
+        self.task, self.option, self.gradients, self.meets = task, option, gradients, meets
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.module = task.make()
+        check_same(self.module)
+        self.shapes = dict(task.make().named_parameters())
+        self.params: Sequence[Tensor] = list(self.module.parameters())
+        self.groups: list[Any] = [None]
+        self.num_steps = 0
+        self.peak: ModelStates | None = None
+        self.optimizer: Any = None  # made of the parameters at last, unless the system makes one
+
+        # What a system may replace, in the order of a step.
+        self.model: Callable[[Tensor], Tensor] = self.module
+        # Train on batches of all ranks, indices of samples; yield this rank's loss of each step.
+        self.steps: Callable[[Iterable[Tensor]], Iterator[Tensor]] = self.all_steps
+        self.share: Callable[[Tensor], Tensor] = self._even_share  # of a batch, for this rank
+        # Forget the gradients of the step before.
+        self.forget: Callable[[], object] = lambda: self.optimizer.zero_grad()  # noqa: PLW0108
+        # Compute the gradients of a share; return the loss.
+        self.compute: Callable[[Tensor, Tensor], Tensor] = self.forward_and_backward
+        self.loss: Callable[[Tensor, Tensor], Tensor] = next_token_loss  # the mean of outputs
+        self.average: Callable[[], object] = lambda: None  # gradients, over the whole batch
+        # Do the optimizer's step, and what follows it.
+        self.update: Callable[[], object] = lambda: self.optimizer.step()  # noqa: PLW0108
+
+        # What it holds, has sent, and has waited for.
+        self.memory: Callable[[], ModelStates] = self.states  # bytes that this rank holds
+        # The parameters of the model by name, whole; all ranks call it.
+        self.whole: Callable[[], dict[str, Tensor]] = lambda: {
+            name: param.detach() for name, param in self.module.named_parameters()
+        }
+        self.nbytes_sent: Callable[[], int] = self.nbytes_of_groups  # so far, by this rank
+        # Share of the last step's communication behind backward; ``None`` if unknown.
+        self.overlap: Callable[[], float | None] = lambda: None
+        # Share of the last step in which this rank waited for other stages; ``None`` if none.
+        self.bubble: Callable[[], float | None] = lambda: None
+        self.close: Callable[[], object] = lambda: None  # releases the groups of the system
+
+    def all_steps(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Train on batches of all ranks, indices of samples; yield this rank's loss of each step.
+
+        If the ranks cannot share a batch, all raise `ArgumentError`, and the step was not begun.
+        """
+        examples = self.task.examples
+        for batch in batches:
+            with phase("step"):
+                share = self.share(batch)
+                self.forget()
+                loss = self.compute(examples.train_inputs[share], examples.train_targets[share])
+                if self.num_steps == 1:  # the optimizer has its state
+                    self.peak = self.memory()
+                with phase("update"):
+                    self.update()
+            self.num_steps += 1
+            yield loss
+
+    def _even_share(self, batch: Tensor) -> Tensor:
+        fits, size = len(batch) % self.world_size == 0, self.world_size
+        require(fits, "batches", "the ranks do not share it", f"a multiple of {size}", len(batch))
+        return batch.chunk(self.world_size)[self.rank]
+
+    def forward_and_backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the gradients of a share by autograd, and average them; return the loss."""
+        with phase("forward"):
+            loss = self.loss(self.model(inputs), targets)
+        with phase("backward"):
+            torch.autograd.backward(loss)
+        with phase("average"):
+            self.average()
+        return loss.detach()
+
+    def states(self) -> ModelStates:
+        """Bytes of parameters, gradients and the state of a plain optimizer."""
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return ModelStates(
+            storage_nbytes(self.params),
+            storage_nbytes(param.grad for param in self.params),
+            storage_nbytes(value for value in states if isinstance(value, Tensor) and value.ndim),
+        )
+
+    def nbytes_of_groups(self) -> int:
+        """Bytes that this rank has sent in collectives so far."""
+        return sum(map(bytes_sent, self.groups))
 
 
 def one_process(trainer: Trainer) -> None:
     """Each rank trains on the batches of all ranks, without messages."""
-    trainer.share, trainer.nbytes_sent = _all_samples, lambda: 0
+    trainer.share, trainer.nbytes_sent = lambda batch: batch, lambda: 0
 
 
 # --- data parallel --------------------------------------------------------------------
@@ -80,11 +205,8 @@ def bucketed(trainer: Trainer) -> None:
 
 def _wrapped(trainer: Trainer, group: Any) -> DistributedDataParallel:
     """The module in torch's wrapper, which averages its gradients in backward."""
-    model = DistributedDataParallel(
-        trainer.module,
-        process_group=group,
-        bucket_cap_mb=trainer.gradients.bucket_bytes / (1 << 20),
-    )
+    megabytes = trainer.gradients.bucket_bytes / (1 << 20)
+    model = DistributedDataParallel(trainer.module, process_group=group, bucket_cap_mb=megabytes)
 
     def compute(inputs: Tensor, targets: Tensor) -> Tensor:
         with phase("forward"):
@@ -160,7 +282,7 @@ def context(trainer: Trainer) -> None:
     """Attention goes round a ring; the loss is the average of the ranks' losses."""
     assert isinstance(trainer.module, Transformer)
     own = context_parallel(trainer.module).embedding.places
-    trainer.share = _all_samples
+    trainer.share = lambda batch: batch
     trainer.compute = lambda inputs, targets: trainer.forward_and_backward(
         inputs[:, own], targets[:, own]
     )
@@ -176,7 +298,7 @@ def _hold_pieces(trainer: Trainer, piece: int) -> None:
         pieces = {name: param for name, param in named if id(param) in held}
         return whole_parameters(pieces, trainer.shapes, None, piece)
 
-    trainer.share, trainer.whole = _all_samples, whole
+    trainer.share, trainer.whole = lambda batch: batch, whole
 
 
 def check_tensor(task: Task, option: str, ranks: int) -> None:
@@ -196,18 +318,13 @@ def check_sequence(task: Task, option: str, ranks: int) -> None:
             f"a divisor of {task.shape.context}", ranks)  # fmt: skip
 
 
-def tensor(trainer: Trainer, *, by_tokens: bool = False) -> None:
+def tensor(trainer: Trainer, *, sequence: bool = False) -> None:
     """Each layer is split over the ranks, and the vocabulary."""
-    tensor_parallel(trainer.module, sequence=by_tokens)
+    tensor_parallel(trainer.module, sequence=sequence)
     trainer.params = list(trainer.module.parameters())
     _hold_pieces(trainer, trainer.rank)
     if trainer.task.model == "transformer":  # digits are not split
         trainer.loss = vocabulary_loss
-
-
-def sequence(trainer: Trainer) -> None:
-    """As `tensor`, and activations between the layers are split by tokens."""
-    tensor(trainer, by_tokens=True)
 
 
 def _check_stages(task: Task, num_stages: int, batch: int) -> None:
@@ -226,8 +343,8 @@ def _run_stages(trainer: Trainer, runner: Pipeline) -> None:
 
 def check_pipeline(task: Task, option: str, world_size: int) -> None:
     """Each stage needs a layer, and each micro-batch a sample."""
-    num_stages = SCHEDULES[option](world_size, _MICROBATCHES).num_stages
-    _check_stages(task, num_stages, task.batch * world_size)
+    schedule = SCHEDULES[option](world_size, _MICROBATCHES)
+    _check_stages(task, schedule.num_stages, task.batch * world_size)
 
 
 def pipeline(trainer: Trainer) -> None:
@@ -243,13 +360,9 @@ def pipeline(trainer: Trainer) -> None:
     _run_stages(trainer, runner)
 
 
-def _axes(option: str) -> list[int]:
-    return list(map(int, option.split("x")))
-
-
 def check_mesh(task: Task, option: str, world_size: int) -> None:
     """The sizes have to make up the ranks, and each rank needs its part."""
-    data, pipes, tensors = _axes(option)
+    data, pipes, tensors = map(int, option.split("x"))
     places = data * pipes * tensors
     require(places == world_size, "ranks", "the mesh has other places", places, world_size)
     check_tensor(task, option, tensors)
@@ -258,7 +371,7 @@ def check_mesh(task: Task, option: str, world_size: int) -> None:
 
 def mesh(trainer: Trainer) -> None:
     """Data, pipeline and tensor parallel at once."""
-    box = Mesh(*_axes(trainer.option))
+    box = Mesh(*map(int, trainer.option.split("x")))
     assert isinstance(trainer.module, Transformer)
     parallel = ParallelTransformer(trainer.module, box, num_microbatches=_MICROBATCHES)
     trainer.params, trainer.groups = parallel.params, [*box.groups.values()]
@@ -289,20 +402,15 @@ def mixing(trainer: Trainer) -> None:
 
 
 def local(trainer: Trainer, make: Callable[..., LocalSGD] = LocalSGD) -> None:
-    """Parameters are averaged every few steps; those of the last meeting are kept."""
+    """Parameters are averaged every few steps; parameters and outer state of then are kept."""
     averaging = make(trainer.module, every=_EVERY)
     _then(trainer, averaging.step)
 
-    def memory() -> Any:
+    def memory() -> ModelStates:
         states = trainer.states()
         return replace(states, optimizer=states.optimizer + storage_nbytes(averaging.kept()))
 
     trainer.memory = memory
-
-
-def outer(trainer: Trainer) -> None:
-    """As `local`, with an outer optimizer, whose state is kept, too."""
-    local(trainer, diloco)
 
 
 def check_server(task: Task, option: str, world_size: int) -> None:
@@ -314,9 +422,8 @@ def server(trainer: Trainer) -> None:
     """Rank 0 has the model; all other ranks are workers, and share its part of the batch."""
     staleness = _STALENESS if trainer.option == "async" else None
     workers, nbytes = trainer.world_size - 1, [0]  # sent in the calls of `steps` so far
-    lr = trainer.task.learning_rate
     # With bounded staleness, each worker's step counts for its share.
-    lr = lr if staleness is None else lr / workers
+    lr = trainer.task.learning_rate / (1 if staleness is None else workers)
     trainer.optimizer = trainer.task.make_optimizer(trainer.params, lr)
 
     def share(batch: Tensor) -> Tensor:
@@ -327,13 +434,13 @@ def server(trainer: Trainer) -> None:
     def serve(parameters: ParameterServer) -> Iterator[Tensor]:
         """Serve until the batches are over; only workers have steps."""
 
-        def look() -> None:
+        def count() -> None:
             trainer.num_steps += 1
             if trainer.num_steps == 2:  # the optimizer has its state
                 trainer.peak = trainer.memory()
 
         with phase("serve"):
-            parameters.serve(look)
+            parameters.serve(count)
         nbytes[0] += parameters.nbytes_sent
         yield from ()
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
 from ringcoll.training import systems
-from ringcoll.training.checks import require
-from ringcoll.training.free.gossip import GRAPHS
-from ringcoll.training.pipeline.stage_orders import SCHEDULES
+from ringcoll.training.free.model_averages import GRAPHS, diloco
+from ringcoll.training.model_on_ranks import require
+from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
+from ringcoll.training.systems import Gradients, Trainer
 from ringcoll.training.task import LEARNING_RATES, MODELS, Task
-from ringcoll.training.trainer import Gradients, Trainer
 
 _SIZES = {"perceptron": (256, 32), "transformer": (64, 8)}  # width and batch, if none are given
 
@@ -75,7 +76,8 @@ TRAINERS = {
     ),
     "sequence": TrainerEntry(
         "tensor, and activations between layers are split by tokens; transformer",
-        systems.sequence, check=systems.check_sequence, needs_model="transformer",
+        partial(systems.tensor, sequence=True),
+        check=systems.check_sequence, needs_model="transformer",
     ),
     "context": TrainerEntry(
         "sequences are split over the ranks: ring attention; transformer",
@@ -103,7 +105,7 @@ TRAINERS = {
     ),
     "diloco": TrainerEntry(
         "the same, and Nesterov's momentum from meeting to meeting",
-        systems.outer, meets=False, is_exact=False,
+        partial(systems.local, make=diloco), meets=False, is_exact=False,
     ),
     "server": TrainerEntry(
         "rank 0 has the model, all others send gradients; sync or async",
@@ -115,10 +117,8 @@ TRAINERS = {
 
 def trainer_names() -> list[str]:
     """All names, as help and errors list them: ``server:sync|async``."""
-    return [
-        name + ("" if entry.options == ("",) else f":{'|'.join(entry.options or ['2x2x2'])}")
-        for name, entry in TRAINERS.items()
-    ]
+    options = {name: "|".join(entry.options or ["2x2x2"]) for name, entry in TRAINERS.items()}
+    return [f"{name}:{known}" if known else name for name, known in options.items()]
 
 
 def find_trainer(name: str) -> tuple[TrainerEntry, str]:
@@ -200,13 +200,5 @@ def usual_task(
         needs = (entry.needs_optimizer for entry in entries)
         optimizer = next(filter(None, needs), next(iter(LEARNING_RATES)))
     usual_width, usual_batch = _SIZES[model]
-    return Task(
-        model,
-        Task.load(model),
-        layers,
-        width or usual_width,
-        batch or usual_batch,
-        optimizer,
-        lr or LEARNING_RATES[optimizer],
-        seed,
-    )
+    width, batch, lr = width or usual_width, batch or usual_batch, lr or LEARNING_RATES[optimizer]
+    return Task(model, Task.load(model), layers, width, batch, optimizer, lr, seed)

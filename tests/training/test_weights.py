@@ -254,6 +254,20 @@ class TestAgainstOneProcess:
 
         assert run_threads(rank_main, 2) == [1.0, 1.0]
 
+    def test_a_refused_weight_of_buckets_can_be_mended(self) -> None:
+        def rank_main(group: Any) -> float:
+            model = BucketedDataParallel(nn.Linear(1, 1, bias=False), group, weight=0)
+            loss = model(torch.full((1, 1), 4.0 * group.rank())).sum()
+            with pytest.raises(ArgumentError, match="the ranks cannot be weighed"):
+                torch.autograd.backward(loss)
+            model.weight = 1 + 2 * group.rank()
+            model.finish()
+            grad = next(model.parameters()).grad
+            assert grad is not None
+            return float(grad)  # (1 * 0 + 3 * 4) / 4
+
+        assert run_threads(rank_main, 2) == [3.0, 3.0]
+
     @pytest.mark.processes
     def test_inside_distributed_data_parallel(self) -> None:
         counts = [(1, 5), (4, 0), (3, 3)]

@@ -1,20 +1,22 @@
-"""Data parallel: the samples of each rank, and the averages of the ranks' gradients.
+"""Data parallel: the averages of the ranks' gradients.
 
 ==============  =================================================================
-`samples`       digits and text, and who sees which samples
-`buckets`       gradients that travel together
 `parallel`      averages parameter by parameter, and in buckets during backward
 `compression`   compressed averages of gradients, with error feedback
 `hooks`         both kinds of averages inside torch's DistributedDataParallel
 ==============  =================================================================
 
-`ringcoll.ddp` is this folder.
+`ringcoll.ddp` is this folder, with the samples of each rank from `ringcoll.training.task`.
 """
 
-from ringcoll.training.data.buckets import StepReport, assign_buckets
 from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
-from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
-from ringcoll.training.data.samples import (
+from ringcoll.training.data.parallel import (
+    BucketedDataParallel,
+    StepReport,
+    assign_buckets,
+    average_gradients,
+)
+from ringcoll.training.task import (
     Examples,
     Text,
     batches,

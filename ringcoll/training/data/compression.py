@@ -43,9 +43,8 @@ from torch.nn.functional import pad
 from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
-from ringcoll.training.checks import require
 from ringcoll.training.data.parallel import Weighing
-from ringcoll.training.flat import trained
+from ringcoll.training.model_on_ranks import require, trained
 
 
 class Sent(NamedTuple):
@@ -229,9 +228,9 @@ class Int8(Compressor):
         pieces = pad(wanted.flatten(), (0, -wanted.numel() % self.piece)).view(-1, self.piece)
         scales = (pieces.abs().amax(1, keepdim=True) / 127).float()
         divisors = scales.where(scales > 0, 1)
-        numbers = (pieces / divisors).round_().clamp_(-127, 127).to(torch.int8)
-        flat = numbers.flatten()[: wanted.numel()]  # the padding is not sent
-        (all_numbers, all_scales), nbytes = self.gathered(flat, scales)
+        rounded = (pieces / divisors).round_().clamp_(-127, 127).to(torch.int8)
+        numbers = rounded.flatten()[: wanted.numel()]  # the padding is not sent
+        (all_numbers, all_scales), nbytes = self.gathered(numbers, scales)
 
         def decoded(numbers: Tensor, scales: Tensor) -> Tensor:
             spread = scales.to(wanted.dtype).expand(-1, self.piece).flatten()[: wanted.numel()]
@@ -240,7 +239,7 @@ class Int8(Compressor):
         average = torch.zeros_like(wanted)
         for some_numbers, some_scales in zip(all_numbers, all_scales, strict=True):
             average += decoded(some_numbers, some_scales)
-        return decoded(flat, scales), average / self.world_size, nbytes
+        return decoded(numbers, scales), average / self.world_size, nbytes
 
 
 class PowerSGD(Compressor):
@@ -279,22 +278,19 @@ class PowerSGD(Compressor):
     def exchange(self, wanted: Tensor) -> tuple[Tensor, Tensor, int]:
         """Send a tensor, compressed; see `Compressor.exchange`."""
         columns = math.isqrt(wanted.numel() - 1) + 1
-        matrix = (
-            wanted.flatten(1)
-            if wanted.dim() > 1
-            else pad(wanted.flatten(), (0, -wanted.numel() % columns)).view(-1, columns)
-        )
+        if wanted.dim() > 1:
+            matrix = wanted.flatten(1)
+        else:
+            matrix = pad(wanted.flatten(), (0, -wanted.numel() % columns)).view(-1, columns)
         if self.rank * sum(matrix.shape) >= wanted.numel():
             average = wanted.clone()
             return wanted, average, self._averaged(average)
-        q = self._start(matrix)
-        p = matrix @ q
+        p = matrix @ self._start(matrix)
         nbytes = self._averaged(p)
         gram_schmidt(p)
         own_q = matrix.T @ p
-        q = own_q.clone()
+        self._q = q = own_q.clone()
         nbytes += self._averaged(q)
-        self._q = q
         own, average = (
             (p @ factor.T).flatten()[: wanted.numel()].view_as(wanted) for factor in (own_q, q)
         )

@@ -40,9 +40,9 @@ from ringcoll.collectives import as_group, share_for
 from ringcoll.collectives import functions as api
 from ringcoll.reduction import Reproducible
 from ringcoll.schedule import Schedule
-from ringcoll.training.checks import require
 from ringcoll.training.data.compression import Compressor, Sent
 from ringcoll.training.data.parallel import Weighing, average_op
+from ringcoll.training.model_on_ranks import require
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class HookOptions:
         Whether the buckets move to shared memory at their first use: see `ringcoll.share`. For the
         ranks of one host; others raise `ArgumentError`.
     weight
-        As for `average_gradients`. A tensor is read anew in each step: write into it before backward.
+        As for `average_gradients`. A tensor is read anew in each step: write into it before
+        backward.
     """
 
     group: Any = None
@@ -99,12 +100,7 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
     assert work is not None
     # C++ understands an exception that the callback raises. C++ would take a Python future's
     # exception, passed on as it is, for the tensor.
-    return work.get_future().then(_only_result)
-
-
-def _only_result(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-    (tensor,) = future.value()
-    return tensor
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 class CompressedBuckets:
@@ -145,9 +141,8 @@ class CompressedBuckets:
         compressor = self._compressors[params]
         if bucket.index() == 0:
             self._reports.clear()
-            self._weighing = (
-                None if self.weight is None else Weighing(self.weight, compressor.group)
-            )
+            weight = self.weight
+            self._weighing = None if weight is None else Weighing(weight, compressor.group)
         self._reports.append(compressor.average(gradients, self._weighing))
         assert compressor.residual is not None
         pieces = torch.split(compressor.residual, [param.numel() for param in params])

@@ -24,9 +24,9 @@ training step on all of the data needs the average of the gradients on every ran
 
 Every rank gets the same averages to the last bit, so the models stay the same.
 
-Ranks with batches of different sizes pass ``weight``, the number w of their samples: then the average of the gradients
-g is ``sum(w g) / sum(w)``, to ``(k + 2) u sum(w |g|) / sum(w)`` in a dtype of unit roundoff u on k ranks. The sum of
-the weights costs an all-reduce of one number a step.
+Ranks with batches of different sizes pass ``weight``, the number w of their samples: then the
+average of the gradients g is ``sum(w g) / sum(w)``, to ``(k + 2) u sum(w |g|) / sum(w)`` in a dtype
+of unit roundoff u on k ranks. The sum of the weights costs an all-reduce of one number a step.
 
 A parameter that a rank does not use has no gradient there. The rank takes part with zeros, and
 gets the average as all others do: the ranks' operations must match. (torch leaves ``.grad`` at
@@ -45,8 +45,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -62,15 +63,13 @@ from ringcoll.errors import BackwardError
 from ringcoll.group import Work
 from ringcoll.reduction import Reproducible, premul_sum
 from ringcoll.schedule import Schedule
-from ringcoll.training.checks import check_dense, require
-from ringcoll.training.data.buckets import (
-    BUCKET_BYTES,
-    GradientBucket,
-    StepReport,
-    assign_buckets,
-    covered,
-)
-from ringcoll.training.flat import begin_alike, trained
+from ringcoll.training.model_on_ranks import begin_alike, check_dense, require, trained, views_of
+from ringcoll.transport import lasting_zeros
+
+BUCKET_BYTES = 25 << 20
+"""Bytes of parameters of a bucket, as in torch's DistributedDataParallel."""
+
+_FIRST_BUCKET_BYTES = 1 << 20  # as in torch: a small first bucket starts the network early
 
 
 def average_op(wire_dtype: torch.dtype | None, world_size: int) -> object:
@@ -79,7 +78,7 @@ def average_op(wire_dtype: torch.dtype | None, world_size: int) -> object:
 
 
 class Weighing:
-    """The share of this rank in the sum of all weights; a weighted average is the sum of gradients times shares."""
+    """The share of this rank in the sum of all weights, by which its gradients are multiplied."""
 
     def __init__(self, weight: float | Tensor, group: Any) -> None:
         self._group, self._weight = as_group(group), float(weight)
@@ -87,20 +86,16 @@ class Weighing:
         self._total = torch.tensor([sent], dtype=torch.float64, device="cpu")
         self._work = api.all_reduce(self._total, group=group, async_op=True)
 
-    @property
-    def share(self) -> float:
-        """The weight of this rank over the sum of all."""
+    def weigh(self, grad: Tensor) -> object:
+        """Multiply a gradient by the share, in place, and return the operator."""
         assert self._work is not None
         self._work.wait()
         total = float(self._total)
-        require(0 < total < math.inf, "weight", "the ranks cannot be weighed", "finite numbers, at least 0, not all 0",
+        require(0 < total < math.inf, "weight", "the ranks cannot be weighed",
+                "finite numbers, at least 0, not all 0",
                 f"{self._weight} here, {total} in sum", self._group.rank())  # fmt: skip
-        return self._weight / total
-
-    def weigh(self, grad: Tensor) -> object:
-        """Multiply a gradient by the share, in place, and return the operator; without samples, it becomes 0."""
-        share = self.share
-        grad.mul_(share) if self._weight else grad.zero_()  # it may be NaN
+        # Without samples, the gradient may be NaN.
+        grad.mul_(self._weight / total) if self._weight else grad.zero_()
         return dist.ReduceOp.SUM
 
 
@@ -125,16 +120,16 @@ def average_gradients(
     algorithm, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
     weight
-        Number of samples that the gradients of this rank are a mean over, as a number or a tensor of one element;
-        ``None`` on all ranks if all count alike. All ranks raise `ArgumentError` if all weights are 0, or a weight is
-        negative or not finite.
+        Number of samples that the gradients of this rank are a mean over, as a number or a tensor
+        of one element; ``None`` on all ranks if all count alike. All ranks raise `ArgumentError` if
+        all weights are 0, or a weight is negative or not finite.
     """
     named: Iterable[tuple[object, Tensor]] = (
         module_or_params.named_parameters()
         if isinstance(module_or_params, nn.Module)
         else enumerate(module_or_params)
     )
-    params = [(str(name), param) for name, param in named if param.requires_grad]
+    params = [(name, param) for name, param in named if param.requires_grad]
     for name, param in params:
         if param.grad is not None:
             check_dense(param.grad, name)
@@ -149,24 +144,154 @@ def average_gradients(
                        reproducible=reproducible)  # fmt: skip
 
 
-_FIRST_BUCKET_BYTES = 1 << 20  # as in torch: a small first bucket starts the network early
+# --- buckets -----------------------------------------------------------------------
+
+
+def assign_buckets(
+    params: Sequence[Tensor], bucket_bytes: int, first_bucket_bytes: int
+) -> tuple[tuple[int, ...], ...]:
+    """Distribute parameters over buckets, the last parameter first, as backward finds them.
+
+    The result has indices of parameters, bucket by bucket. All parameters of a bucket have the same
+    dtype and device.
+
+    Parameters
+    ----------
+    params
+        Parameters in the order of registration, any shapes.
+    bucket_bytes, first_bucket_bytes
+        Bytes with which a bucket is complete, and the first bucket. As in torch, the parameter
+        that reaches the number is still in the bucket: a bias does not part from its weight.
+
+    Examples
+    --------
+    >>> import torch
+    >>> params = [torch.zeros(n) for n in (100, 10, 10, 10)]  # of 400, 40, 40, 40 bytes
+    >>> assign_buckets(params, bucket_bytes=60, first_bucket_bytes=40)
+    ((3,), (2, 1), (0,))
+    """
+    buckets: list[list[int]] = []
+    kind, room = None, 0
+    for index in reversed(range(len(params))):
+        param = params[index]
+        if room <= 0 or kind != (param.dtype, param.device):
+            room = bucket_bytes if buckets else first_bucket_bytes
+            kind = (param.dtype, param.device)
+            buckets.append([])
+        buckets[-1].append(index)
+        room -= param.nbytes
+    return tuple(map(tuple, buckets))
+
+
+class GradientBucket:
+    """Gradients of some parameters, end to end in a flat tensor; ``missing`` have not arrived."""
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        self.names = [name for name, _ in named]
+        self.params: list[Any] = [param for _, param in named]  # torch has no types for their hooks
+        self.numel = sum(param.numel() for param in self.params)
+        self.grad: Tensor | None = None  # from the first gradient on
+        self.grad_views: list[Tensor] = []
+        self.expect_gradients()
+
+    def expect_gradients(self) -> None:
+        """Wait for a gradient of every parameter."""
+        self.missing = set(range(len(self.params)))
+
+    def new_grad(self) -> Tensor:
+        """Memory for all gradients."""
+        return lasting_zeros(self.numel, self.params[0].dtype, self.params[0].device)
+
+    def take(self, index: int) -> None:
+        """Put a gradient, or zeros, in its place, which is the parameter's ``.grad`` then."""
+        if self.grad is None:
+            self.grad = self.new_grad()
+            self.grad_views = views_of(self.grad, self.params)
+        param, view = self.params[index], self.grad_views[index]
+        if param.grad is None:
+            view.zero_()
+        elif param.grad.data_ptr() != view.data_ptr():
+            view.copy_(param.grad)
+        param.grad = view
+        self.missing.discard(index)
+
+    def accept(self, index: int, end: str) -> None:
+        """Take a gradient that backward has computed; ``end`` is the call that ends a step."""
+        if index not in self.missing:
+            raise BackwardError(
+                f"a second gradient of {self.names[index]} arrived; "
+                f"call {end} after each backward, or use no_sync()"
+            )
+        self.take(index)
+
+
+class BucketsInOrder:
+    """Buckets that leave in the order of their numbers: operations of ranks have to match."""
+
+    group: Any
+    weight: float | Tensor | None
+    _op: object = dist.ReduceOp.AVG  # without weights
+
+    def _watch(self, buckets: Sequence[Any]) -> None:
+        """Let backward call `_arrived` with each gradient that it has computed."""
+        self._buckets = buckets
+        self._begin_step()
+        for bucket in buckets:
+            for index, param in enumerate(bucket.params):
+                param.register_post_accumulate_grad_hook(partial(self._arrived, bucket, index))
+
+    def _arrived(self, bucket: Any, index: int, param: Tensor) -> None:
+        raise NotImplementedError
+
+    def _launch(self, bucket: Any, op: object) -> None:
+        raise NotImplementedError
+
+    def _begin_step(self) -> None:
+        """No bucket is on its way."""
+        self._launched = 0
+        self._weighing: Weighing | None = None
+
+    def _has_gradients(self) -> bool:
+        return any(len(bucket.missing) < len(bucket.params) for bucket in self._buckets)
+
+    def _launch_full(self) -> None:
+        """Send full buckets, up to the first bucket that is not full."""
+        if self._weighing is None and self.weight is not None:
+            self._weighing = Weighing(self.weight, self.group)
+        waiting = self._buckets[self._launched :]
+        for bucket in takewhile(lambda bucket: not bucket.missing, waiting):
+            op = self._op
+            if self._weighing is not None:  # weights that are refused may be mended
+                weighing, self._weighing = self._weighing, None
+                op = weighing.weigh(bucket.grad)
+                self._weighing = weighing
+            self._launch(bucket, op)
+            self._launched += 1
+
+    def _launch_all(self) -> None:
+        """Send all buckets, with zeros for the gradients that have not arrived."""
+        for bucket in self._buckets[self._launched :]:
+            for index in tuple(bucket.missing):
+                bucket.take(index)
+        self._launch_full()
+
+
+# --- buckets that are all-reduced during backward -----------------------------------------
 
 
 class _AveragedBucket(GradientBucket):
     """A bucket that is all-reduced, and knows how long that takes."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        super().__init__(named)
-        self.work: Work | None = None
-        self.begin_s, self.ends_s = 0.0, list[float]()
+    work: Work | None = None
+    begin_s = 0.0
 
-    def launch(self, all_reduce: Callable[[Tensor], Work | None]) -> None:
+    def launch(self, op: object, group: Any, options: dict[str, Any]) -> None:
         """Start the all-reduce."""
         assert self.grad is not None
         self.begin_s = time.perf_counter()
-        self.work = all_reduce(self.grad)
+        self.work = api.all_reduce(self.grad, op, group, True, **options)
         assert self.work is not None
-        ends_s = self.ends_s = []  # a new list: the callback of the step before may be late
+        ends_s = self.ends_s = list[float]()  # a new one: the callback of before may be late
         self.work.get_future().add_done_callback(lambda _: ends_s.append(time.perf_counter()))
 
     def wait(self) -> tuple[float, float]:
@@ -179,7 +304,43 @@ class _AveragedBucket(GradientBucket):
         return self.begin_s, (self.ends_s or [time.perf_counter()])[0]
 
 
-class BucketedDataParallel(nn.Module):
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Report of a training step of `BucketedDataParallel` on this rank.
+
+    Bytes of gradients that were all-reduced, in the wire dtype if there is one; seconds in which at
+    least one all-reduce was under way; and seconds that `BucketedDataParallel.finish` took.
+    """
+
+    nbytes: int
+    communication_s: float
+    waited_s: float
+
+    @property
+    def overlap(self) -> float:
+        """Share of the communication that was hidden behind backward, 0 to 1.
+
+        The number means nothing over NCCL, where an all-reduce counts as over when it is enqueued.
+        """
+        if self.communication_s <= 0:
+            return 0.0
+        return min(1.0, max(0.0, 1 - self.waited_s / self.communication_s))
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals.
+
+    >>> covered([(0.0, 2.0), (5.0, 6.0), (1.0, 3.0)])
+    4.0
+    """
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+class BucketedDataParallel(BucketsInOrder, nn.Module):
     """A module whose gradients are averaged over ranks while backward computes them.
 
     ============  ====================================================================
@@ -191,10 +352,8 @@ class BucketedDataParallel(nn.Module):
 
     Operations of a group have to be issued in the same order on all ranks, but gradients may
     arrive in another order on each rank. So buckets leave in the order of their numbers: a
-    bucket that is full early waits for the buckets before it.
-
-    After `finish`, each ``.grad`` is a view of its bucket, so nothing is copied back;
-    both forms of ``zero_grad`` are fine.
+    bucket that is full early waits for the buckets before it. After `finish`, each ``.grad`` is a
+    view of its bucket, so nothing is copied back; both forms of ``zero_grad`` are fine.
 
     Parameters
     ----------
@@ -206,8 +365,9 @@ class BucketedDataParallel(nn.Module):
     algorithm, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
     weight
-        As for `average_gradients`. It is read anew when the first gradient of a step arrives: set ``.weight``, or
-        write into the tensor, before backward. A rank without samples calls the module, too.
+        As for `average_gradients`. It is read anew when the first gradient of a step arrives: set
+        ``.weight``, or write into the tensor, before backward. A rank without samples calls the
+        module, too.
 
     Examples
     --------
@@ -238,20 +398,18 @@ class BucketedDataParallel(nn.Module):
         named = list(trained(module).items())
         self.module, self.group, self.weight = module, group, weight
         self._op = average_op(wire_dtype, as_group(group).size())
-        self._weighing: Weighing | None = None  # of this step
         self._options: dict[str, Any] = {
             "algorithm": algorithm, "wire_dtype": wire_dtype, "reproducible": reproducible,
         }  # fmt: skip
         params = [param for _, param in named]
         first_bucket_bytes = min(bucket_bytes, _FIRST_BUCKET_BYTES)
-        self._buckets = [
-            _AveragedBucket(named[index] for index in indices)
-            for indices in assign_buckets(params, bucket_bytes, first_bucket_bytes)
-        ]
-        for bucket in self._buckets:
-            bucket.watch(partial(self._arrived, bucket))
+        self._watch(
+            [
+                _AveragedBucket([named[index] for index in indices])
+                for indices in assign_buckets(params, bucket_bytes, first_bucket_bytes)
+            ]
+        )
         self._nbytes = sum(param.numel() * (wire_dtype or param.dtype).itemsize for param in params)
-        self._launched = 0  # number of buckets of this step that were sent
         self._expecting = False  # between forward and finish
         self._syncing = True
         self.last_step: StepReport | None = None
@@ -259,7 +417,7 @@ class BucketedDataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module; `BackwardError` is raised if gradients wait for `finish`."""
         if self._syncing and torch.is_grad_enabled():
-            if any(len(bucket.missing) < len(bucket.params) for bucket in self._buckets):
+            if self._has_gradients():
                 raise BackwardError("call finish() after each backward, or use no_sync()")
             self._expecting = True
         return self.module(*args, **kwargs)
@@ -281,11 +439,10 @@ class BucketedDataParallel(nn.Module):
         if not self._expecting:
             return
         begin_s = time.perf_counter()
-        for bucket in self._buckets[self._launched :]:
-            bucket.take_missing()
-        self._launch_full()
+        self._launch_all()
         spans = [bucket.wait() for bucket in self._buckets]
-        self._launched, self._expecting, self._weighing = 0, False, None
+        self._begin_step()
+        self._expecting = False
         self.last_step = StepReport(self._nbytes, covered(spans), time.perf_counter() - begin_s)
 
     def finish_before(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
@@ -293,22 +450,11 @@ class BucketedDataParallel(nn.Module):
         return optimizer.register_step_pre_hook(lambda *_: self.finish())
 
     def _arrived(self, bucket: _AveragedBucket, index: int, param: Tensor) -> None:
-        """Let a bucket take a parameter's gradient, which backward has computed."""
         if self._syncing and self._expecting:
             assert param.grad is not None
             check_dense(param.grad, bucket.names[index])
             bucket.accept(index, "finish()")
             self._launch_full()
 
-    def _launch_full(self) -> None:
-        """Send full buckets, up to the first bucket that is not full."""
-        if self._weighing is None and self.weight is not None:
-            self._weighing = Weighing(self.weight, self.group)
-        waiting = self._buckets[self._launched :]
-        for bucket in takewhile(lambda bucket: not bucket.missing, waiting):
-            bucket.launch(self._all_reduce)
-            self._launched += 1
-
-    def _all_reduce(self, flat: Tensor) -> Work | None:
-        op = self._weighing.weigh(flat) if self._weighing else self._op
-        return api.all_reduce(flat, op, self.group, True, **self._options)
+    def _launch(self, bucket: _AveragedBucket, op: object) -> None:
+        bucket.launch(op, self.group, self._options)

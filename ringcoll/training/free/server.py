@@ -16,9 +16,9 @@ Bounded staleness
     most ``staleness`` ahead of the slowest worker's. With 0 all workers begin a step together;
     without a bound a gradient could be computed on parameters that are arbitrarily old.
 
-The server serves whichever worker comes first (`Arrivals`). A worker that has
-finished says so, and does not hold up the others any more. That a worker has died is noticed at
-once. Then the training ends with an error, or, with ``forgets_lost``, goes on with the others.
+The server serves the worker that comes first. A worker that has finished says so, and does not hold
+up the others any more. That a worker has died is noticed at once. Then the training ends with an
+error, or, with ``forgets_lost``, goes on with the others.
 
 Cost: a worker sends and receives the parameters' bytes once a step, the server k - 1 times.
 
@@ -39,9 +39,8 @@ from torch.optim import Optimizer
 
 from ringcoll.errors import PeerLostError
 from ringcoll.tracing import phase
-from ringcoll.training.checks import require
-from ringcoll.training.flat import FlatParameters, begin_alike
 from ringcoll.training.messages import Arrivals, Messages
+from ringcoll.training.model_on_ranks import FlatParameters, begin_alike, require
 
 SERVER = 0
 """Rank of the server."""

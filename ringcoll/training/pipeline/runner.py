@@ -2,7 +2,8 @@
 
 Problem: a model does not fit on one rank, or takes too long there. The model is cut into stages,
 each rank holds some of the stages, and a batch passes through them in micro-batches. A schedule
-(`ringcoll.training.pipeline.pipeline_schedule`) says in which order each rank works; `Pipeline` runs it::
+(`ringcoll.training.pipeline.pipeline_schedule`) says in which order each rank works; `Pipeline`
+runs it::
 
     schedule = one_f_one_b(world_size, num_microbatches=8)
     mine = stages(Transformer(shape), schedule.num_stages)[rank::world_size]
@@ -14,25 +15,36 @@ each rank holds some of the stages, and a batch passes through them in micro-bat
         optimizer.step()
 
 Cost of a step: for each micro-batch and each pair of neighbouring stages, an activation and its
-gradient, sent while the ranks compute (`ringcoll.training.pipeline.stage_messages`); an all-gather of 24
-bytes per rank, by which the ranks agree on the shapes; a broadcast of the loss; the gradient of a
-tied matrix in each direction. A rank that raised alone would leave the others waiting. So each rank
-tells all others what it has, and if the arguments of a rank are wrong, every rank raises.
+gradient, sent while the ranks compute; an all-gather of 24 bytes per rank, by which the ranks agree
+on the shapes; a broadcast of the loss; the gradient of a tied matrix in each direction. A rank that
+raised alone would leave the others waiting. So each rank tells all others what it has, and if the
+arguments of a rank are wrong, every rank raises.
+
+How messages travel:
+
+- A rank posts the next receive from each neighbour before it computes, and waits for no send that
+  may be incomplete. So the transport moves data while the rank computes.
+- A message that arrives proves that its sender has received all that its earlier actions needed.
+  The sends to that rank are then complete, and their memory is released.
+- The tag of a message is its place in the schedule, and a rank posts its receives in the order in
+  which the peer sends.
+- The first activation between two stages follows a message with its shape and dtype.
 
 Assumptions: a stage takes one tensor and returns one tensor of floating-point numbers, of the same
 shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.
 The transport moves all posted messages, in any order: gloo, threads and MPI do, NCCL does not.
 
-Source: the papers of `ringcoll.training.pipeline.stage_orders`.
+Source: the papers of `ringcoll.training.pipeline.pipeline_schedule`.
 """
 
 from __future__ import annotations
 
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +53,140 @@ from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.tracing import phase
-from ringcoll.training.checks import check_alike, gathered, require
-from ringcoll.training.messages import tie
-from ringcoll.training.pipeline.check import check
-from ringcoll.training.pipeline.pipeline_schedule import Action, Kind, PipelineSchedule
-from ringcoll.training.pipeline.stage_messages import Mailbox
+from ringcoll.training.messages import Messages, tie
+from ringcoll.training.model_on_ranks import check_alike, gathered, require
+from ringcoll.training.pipeline.pipeline_schedule import (
+    Action,
+    Kind,
+    PipelineSchedule,
+    Transfer,
+    check,
+    consumed,
+    produced,
+)
+
+_Completion = Callable[[], None]  # waits until a message is complete
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # their index is sent
+_MOST_DIMENSIONS = 8
+
+
+class _Pending(NamedTuple):
+    """A send that may be incomplete, and the place of the action that receives it."""
+
+    peer: int
+    place: int
+    wait: _Completion
+
+
+class Mailbox:
+    """The messages of a rank: activations and gradients, by a proved schedule."""
+
+    def __init__(self, schedule: PipelineSchedule, group: Any, device: torch.device) -> None:
+        self._messages, self._device = Messages(group), device
+        self._rank = self._messages.rank
+        self._num_stages, self._num_microbatches = schedule.num_stages, schedule.num_microbatches
+        self._header_tags = 2 * schedule.num_stages * schedule.num_microbatches
+        # The rank, and the place in its program, of the action that sends or receives.
+        self._senders: dict[Transfer, tuple[int, int]] = {}
+        self._receivers: dict[Transfer, tuple[int, int]] = {}
+        for rank, program in enumerate(schedule.programs):
+            for place, action in enumerate(program):
+                if (sent := produced(action, schedule.num_stages)) is not None:
+                    self._senders[sent] = rank, place
+                if (received := consumed(action, schedule.num_stages)) is not None:
+                    self._receivers[received] = rank, place
+        self._layouts: dict[int, tuple[torch.Size, torch.dtype]] = {}  # by boundary
+        self.waited_s = 0.0  # time in which this rank waited for messages, in this step
+        self.nbytes_sent = 0  # to other ranks, in all steps
+
+    def begin(self, *, has_new_shapes: bool) -> None:
+        """Begin a step; whether shapes are new is alike on all ranks."""
+        if has_new_shapes:
+            self._layouts.clear()
+        self._posted: dict[Transfer, tuple[Tensor, _Completion]] = {}
+        self._pending: list[_Pending] = []
+        self._incoming: dict[int, deque[Transfer]] = {}
+        for transfer, (peer, _) in self._senders.items():  # in the order in which the peer sends
+            if self._receivers[transfer][0] == self._rank != peer:
+                self._incoming.setdefault(peer, deque()).append(transfer)
+        self.waited_s = 0.0
+        for peer in self._incoming:
+            self._post_early(peer)
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """Start to send what an action has produced to the rank that needs it."""
+        transfer = produced(action, self._num_stages)
+        assert transfer is not None, action
+        tensor, boundary = tensor.contiguous(), transfer.boundary
+        can_be_sent = tensor.dtype in _DTYPES and tensor.ndim <= _MOST_DIMENSIONS
+        require(can_be_sent, "stages", f"the result of stage {boundary} cannot be sent",
+                f"one of {_DTYPES}, at most {_MOST_DIMENSIONS} dimensions",
+                f"{tensor.dtype}, {tensor.ndim} dimensions", self._rank)  # fmt: skip
+        is_first, layout = boundary not in self._layouts, (tensor.shape, tensor.dtype)
+        expected = self._layouts.setdefault(boundary, layout)
+        require(layout == expected, "stages",
+                f"the result of stage {boundary} is not as for the micro-batch before",
+                expected, layout, self._rank)  # fmt: skip
+        peer, place = self._receivers[transfer]
+        if peer == self._rank:
+            self._posted[transfer] = tensor, lambda: None
+            return
+        messages = [(tensor, self._tag(transfer))]
+        if is_first:
+            padding = [0] * (_MOST_DIMENSIONS - tensor.ndim)
+            numbers = [_DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape, *padding]
+            header = torch.tensor(numbers, device=self._device)
+            messages.insert(0, (header, self._header_tags + boundary))
+        self.nbytes_sent += tensor.nbytes
+        for message, tag in messages:
+            self._pending.append(_Pending(peer, place, self._messages.send(message, peer, tag)))
+
+    def take(self, action: Action) -> Tensor | None:
+        """Wait for what an action needs, if anything, and post the next receive from that peer."""
+        transfer = consumed(action, self._num_stages)
+        if transfer is None:
+            return None
+        begin_s = time.perf_counter()
+        peer, place = self._senders[transfer]
+        while transfer not in self._posted:
+            self._post(peer)
+        tensor, wait = self._posted.pop(transfer)
+        wait()
+        for item in [item for item in self._pending if item.peer == peer and item.place <= place]:
+            item.wait()
+            self._pending.remove(item)
+        self.waited_s += time.perf_counter() - begin_s
+        self._post_early(peer)
+        return tensor
+
+    def finish(self) -> None:
+        """Wait for all sends."""
+        for item in self._pending:
+            item.wait()
+        self._pending.clear()
+
+    def _tag(self, transfer: Transfer) -> int:
+        place = transfer.boundary * self._num_microbatches + transfer.microbatch
+        return 2 * place + transfer.is_gradient
+
+    def _post_early(self, peer: int) -> None:
+        """Post the next receive from a peer, if there is another and its shape is known."""
+        incoming = self._incoming.get(peer)
+        if incoming and incoming[0].boundary in self._layouts:
+            self._post(peer)
+
+    def _post(self, peer: int) -> None:
+        """Post the next receive from a peer; wait for the shape if it is not known."""
+        transfer = self._incoming[peer].popleft()
+        if transfer.boundary not in self._layouts:
+            header = torch.empty(2 + _MOST_DIMENSIONS, dtype=torch.int64, device=self._device)
+            self._messages.recv(header, peer, self._header_tags + transfer.boundary)
+            index, ndim, *lengths = header.tolist()
+            self._layouts[transfer.boundary] = torch.Size(lengths[:ndim]), _DTYPES[index]
+        shape, dtype = self._layouts[transfer.boundary]
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        self._posted[transfer] = tensor, self._messages.receive(tensor, peer, self._tag(transfer))
 
 
 def agree_on_schedule(
@@ -78,9 +219,8 @@ def _check(schedule: PipelineSchedule, stages: Sequence[nn.Module], group: Any) 
         message = f"the number of {what} is wrong"
         require(got == expected, argument, message, expected, got, rank)
     for number, stage in zip(numbers, stages, strict=True):
-        is_trained = next(stage.parameters(), None) is not None
-        wanted = "a module with parameters"
-        require(is_trained, "stages", f"stage {number} has no layers", wanted, stage, rank)
+        has_layers, wanted = any(True for _ in stage.parameters()), "a module with parameters"
+        require(has_layers, "stages", f"stage {number} has no layers", wanted, stage, rank)
 
 
 def agree_on_batch(
@@ -90,18 +230,14 @@ def agree_on_batch(
     group: Any,
     device: torch.device,
 ) -> int:
-    """Raise, on all ranks, if the batch cannot be used; return a hash of the inputs' layout.
-
-    The inputs of the rank of the first stage count, and the targets of that of the last stage. The
-    hash is that of the inputs' shape and dtype, alike on all ranks.
-    """
+    """Raise, on all ranks, if the batch cannot be used; return a hash of its shape and dtype."""
     layout = "" if inputs is None else f"{inputs.dtype} {tuple(inputs.shape)}"
     lengths = [0 if item is None or not item.ndim else len(item) for item in (inputs, targets)]
     own = torch.tensor([*lengths, zlib.crc32(layout.encode())], device=device)
     table = own.new_empty(group.size() * own.numel())
     api.all_gather_single(table, own, group)
     rows = table.view(-1, own.numel()).tolist()
-    num_inputs, _, layout_hash = rows[0]
+    num_inputs, _, layout_hash = rows[0]  # of the first stage; the targets of the last one
     num_targets = rows[(schedule.num_stages - 1) % schedule.world_size][1]
     m, wrong, rank = schedule.num_microbatches, "the number of samples is wrong", group.rank()
     require(num_inputs > 0 and num_inputs % m == 0, "inputs", wrong,

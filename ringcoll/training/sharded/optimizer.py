@@ -20,6 +20,9 @@ plain  everything                                     16                   16
 3      and 1/k of the parameters                      16/k                 16/k
 =====  =============================================  ===================  ==================
 
+These bytes are the *model states*, without activations, buffers and temporary memory: AdamW has two
+averages a parameter and, in mixed precision, a master copy of it, all three in float32.
+
 A *bucket* is a flat tensor of several parameters, padded to a multiple of k; its *shards* are k
 equal pieces, and rank r owns piece r. The parameters of the module become views of the buckets.
 
@@ -54,26 +57,80 @@ Assumptions:
   ``torch.optim.AdamW`` passes over it.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-SC 2020 (stages, bytes); Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
-Parallel", VLDB 2023 (flat parameters, freed storage, gathering ahead); Loshchilov and Hutter,
+SC 2020 (stages, bytes, figure 1); Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded
+Data Parallel", VLDB 2023 (flat parameters, freed storage, gathering ahead); Loshchilov and Hutter,
 "Decoupled Weight Decay Regularization", ICLR 2019 (AdamW).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ringcoll.collectives import functions as api
-from ringcoll.training.data.buckets import BUCKET_BYTES
+from ringcoll.training.data.parallel import BUCKET_BYTES
 from ringcoll.training.sharded.sharded_buckets import ShardedBuckets
-from ringcoll.training.sharded.state_bytes import ModelStates, storage_nbytes
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """Bytes of what is trained on a rank; the master copy counts as optimizer."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """Bytes of all three."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def model_state_bytes(
+    numel: int,
+    world_size: int,
+    stage: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    mixed: torch.dtype | None = None,
+) -> ModelStates:
+    """Bytes a rank that the ZeRO paper predicts for training with AdamW (its figure 1).
+
+    Parameters
+    ----------
+    numel
+        Number of elements of all parameters together.
+    stage
+        0 for plain data parallelism, or 1, 2, 3.
+    dtype
+        Dtype of the parameters, if ``mixed`` is ``None``.
+    mixed
+        As for `ShardedAdamW`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> [model_state_bytes(1, 4, stage, mixed=torch.bfloat16).total for stage in range(4)]
+    [16.0, 7.0, 5.5, 4.0]
+    """
+    itemsize = (dtype if mixed is None else mixed).itemsize
+    optimizer = 2 * dtype.itemsize if mixed is None else 3 * torch.float32.itemsize
+    ranks = [world_size if stage >= first else 1 for first in (3, 2, 1)]
+    kinds = zip((itemsize, itemsize, optimizer), ranks, strict=True)
+    return ModelStates(*(numel * nbytes / sharing for nbytes, sharing in kinds))
+
+
+def storage_nbytes(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of the memory of tensors; memory that several tensors share is counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 class ShardedAdamW(ShardedBuckets):
@@ -99,8 +156,8 @@ class ShardedAdamW(ShardedBuckets):
         become rank 0's. Parameters that need no gradient stay whole on every rank, the others are
         floating point.
     stage
-        What is divided among the ranks, beside the optimizer's state. 1: nothing more; 2: gradients,
-        too; 3: gradients and parameters.
+        What is divided among the ranks, beside the optimizer's state. 1: nothing more; 2:
+        gradients, too; 3: gradients and parameters.
     lr, betas, eps, weight_decay
         As for ``torch.optim.AdamW``.
     bucket_bytes
@@ -113,8 +170,8 @@ class ShardedAdamW(ShardedBuckets):
         the own shard in float32 that AdamW works on. ``None``: AdamW works on the parameters.
         Gradients of 16 bits are sent, and added up, in float32.
     weight
-        As for `ringcoll.training.average_gradients`. It is read anew when the first bucket of a step is full: set
-        ``.weight``, or write into the tensor, before backward.
+        As for `ringcoll.training.average_gradients`. It is read anew when the first bucket of a
+        step is full: set ``.weight``, or write into the tensor, before backward.
 
     Examples
     --------
@@ -176,7 +233,7 @@ class ShardedAdamW(ShardedBuckets):
             bucket.master.grad = None
             bucket.forget_gradients()
             bucket.publish()
-        self.begin()
+        self._begin_step()
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
@@ -207,7 +264,7 @@ class ShardedAdamW(ShardedBuckets):
         wanted = {name: tuple(param.shape) for name, param in params}
         kinds = ("parameters", *_MOMENTS)
         keys = {"step", *kinds}
-        self._require("state", keys <= set(state), sorted(keys), sorted(state))
+        self._require("state", keys <= state.keys(), sorted(keys), sorted(state))
         for kind in kinds:
             shapes = {name: tuple(tensor.shape) for name, tensor in state[kind].items()}
             for name in wanted | shapes:

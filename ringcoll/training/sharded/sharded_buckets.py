@@ -1,34 +1,251 @@
 """The buckets of a sharded optimizer: gradients go in, averaged shards come out.
 
-`ringcoll.training.sharded.optimizer` says when buckets are reduced, gathered and freed. Here is the
-part that no optimizer has to know: hooks take the gradients as backward computes them, full buckets
-are reduced at once, and modules get their parameters.
+A bucket is parameters end to end in a flat tensor, of which each rank owns a shard::
+
+    names   a.weight  a.bias  b.weight   padding
+    flat    |---------|------|-----------|--|
+    shards  |-------------|-------------|-------------|    of 3 ranks, all of one length
+
+It knows where its parameters lie, whether they are whole on this rank, and how far their gradients
+are. `ShardedBuckets` takes the gradients as backward computes them, reduces full buckets at once,
+and lets modules have their parameters. No optimizer is known here:
+`ringcoll.training.sharded.optimizer` says when buckets are reduced, gathered and freed.
+
+Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023
+(flat parameters, storage that is freed and allocated again under the same views).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ringcoll.collectives import as_group
+from ringcoll.collectives import functions as api
 from ringcoll.errors import BackwardError
-from ringcoll.training.checks import check_dense, require
-from ringcoll.training.data.buckets import assign_buckets
-from ringcoll.training.data.parallel import Weighing
-from ringcoll.training.flat import begin_alike
-from ringcoll.training.sharded.flat_bucket import FlatBucket
-from ringcoll.training.sharded.gather_ahead import ModuleHooks
+from ringcoll.group import Work
+from ringcoll.training.data.parallel import BucketsInOrder, GradientBucket, assign_buckets
+from ringcoll.training.model_on_ranks import begin_alike, check_dense, require, views_of
+from ringcoll.transport import lasting_zeros
 
 _MOST_REDUCING = 2  # buckets on their way while the gradients of the next are computed
 
 
-class ShardedBuckets:
+def _lasting(tensor: Tensor) -> Tensor:
+    """A copy that lives long."""
+    return lasting_zeros(tensor.numel(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+class FlatBucket(GradientBucket):
+    """Parameters end to end in a flat tensor of k equal shards, and their gradients.
+
+    The parameters become views of the flat tensor; ``master`` is what AdamW works on. The group,
+    the stage and ``mixed`` are as for `ShardedAdamW`.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        group: Any,
+        stage: int,
+        mixed: torch.dtype | None,
+    ) -> None:
+        super().__init__(named)
+        self.group, self.stage, self.device = group, stage, self.params[0].device
+        rank, self.world_size = as_group(group).rank(), as_group(group).size()
+        self.shard_numel = -(-self.numel // self.world_size)
+        self.own = slice(rank * self.shard_numel, (rank + 1) * self.shard_numel)
+        whole = self.laid_out([param.detach() for param in self.params], self.params[0].dtype)
+        self.flat = whole if mixed is None else whole.to(mixed)
+        if stage == 3:  # of the parameters; memory that comes and goes is not worth sharing
+            self.shard = _lasting(self.flat[self.own])
+        else:
+            self.flat = _lasting(self.flat)
+            self.shard = self.flat[self.own]
+        self.master = self.shard
+        if mixed is not None:
+            self.master = whole[self.own].to(torch.float32, copy=True)
+        nan = self.flat.new_full((), float("nan"))
+        self.unreadable = [nan.expand(param.shape) for param in self.params]
+        self.readable = views_of(self.flat, self.params)
+        self._show(self.readable)
+        self.is_whole = True  # whether all shards are in the flat tensor, or on their way
+        self.gathering: Work | None = None
+        self.num_calls = 0  # modules in their forward that use the parameters
+        self.is_in_backward = False
+        self.grad_shard: Tensor | None = None  # averaged over ranks
+        self.reducing: Work | None = None
+
+    def laid_out(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+        """Copy a tensor for each parameter into a new flat tensor, whose padding is zero."""
+        flat = torch.zeros(self.shard_numel * self.world_size, dtype=dtype, device=self.device)
+        for view, tensor in zip(views_of(flat, self.params), tensors, strict=True):
+            view.copy_(tensor)
+        return flat
+
+    def own_shard(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Own shard of tensors by the parameters' names, in the dtype of the master copy."""
+        whole = self.laid_out([tensors[name] for name in self.names], self.master.dtype)
+        return whole[self.own].clone()
+
+    def gathered(self, shard: Tensor) -> dict[str, Tensor]:
+        """Gather shards of the master copy's length: whole tensors by the parameters' names."""
+        whole = shard.new_empty(self.flat.numel())
+        api.all_gather_single(whole, shard, self.group)
+        return dict(zip(self.names, views_of(whole, self.params), strict=True))
+
+    # --- parameters
+
+    def gather(self) -> None:
+        """Start the all-gather of the parameters, unless they are whole."""
+        if self.is_whole:
+            return
+        if self.stage == 3:
+            self.flat.untyped_storage().resize_(self.flat.nbytes)
+            self._show(self.readable)
+        self.gathering = api.all_gather_single(self.flat, self.shard, self.group, async_op=True)
+        self.is_whole = True
+
+    def wait_for_gather(self) -> None:
+        """Wait until the parameters may be read, and their shard be written."""
+        if self.gathering is not None:
+            self.gathering.wait()
+            self.gathering = None
+
+    def free(self) -> None:
+        """Give back the memory of the flat tensor; the parameters are NaN until it is gathered."""
+        self.wait_for_gather()
+        self._show(self.unreadable)  # reading freed memory would end the process
+        # What autograd has saved for backward stays a view of the flat tensor.
+        self.flat.untyped_storage().resize_(0)
+        self.is_whole = self.is_in_backward = False
+
+    def _show(self, tensors: Sequence[Tensor]) -> None:
+        """Let the parameters be these tensors."""
+        for param, tensor in zip(self.params, tensors, strict=True):
+            param.data = tensor
+
+    def publish(self) -> None:
+        """Take over what AdamW has computed."""
+        if self.master is not self.shard:
+            self.shard.copy_(self.master)
+        self.is_whole = False
+        if self.stage == 3:
+            self.free()
+        else:
+            self.gather()
+
+    # --- gradients
+
+    def new_grad(self) -> Tensor:
+        """Memory for all gradients, with the padding; in stage 1 it lasts."""
+        zeros = torch.zeros if self.stage > 1 else lasting_zeros
+        return zeros(self.flat.numel(), dtype=self.flat.dtype, device=self.device)
+
+    def launch(self, op: object) -> None:
+        """Start the reduce-scatter of the gradients."""
+        assert self.grad is not None
+        self.grad_shard = self.grad[self.own] if self.stage == 1 else torch.empty_like(self.shard)
+        self.reducing = api.reduce_scatter_single(
+            self.grad_shard, self.grad, op, self.group, async_op=True
+        )
+
+    def settle(self) -> None:
+        """Wait for the reduce-scatter; from stage 2 on only the shard is kept."""
+        if self.reducing is not None:
+            self.reducing.wait()
+            self.reducing = None
+            if self.stage > 1:
+                self.grad, self.grad_views = None, []
+                self._forget()
+
+    def forget_gradients(self) -> None:
+        """Let go of the gradients; stage 1 keeps the memory for the next step."""
+        self.grad_shard = None
+        self._forget()
+        self.expect_gradients()
+
+    def _forget(self) -> None:
+        for param in self.params:
+            param.grad = None
+
+
+# --- parameters are whole when a module needs them -----------------------------------------
+
+_Recent = tuple[FlatBucket | None, FlatBucket | None]  # the last two that were used
+
+
+class ModuleHooks:
+    """Lets modules gather their buckets before forward and, in stage 3, before backward.
+
+    It remembers in which order modules use the buckets. In stage 3 those not in use are freed.
+    """
+
+    def __init__(self, buckets: Sequence[FlatBucket], stage: int, root: nn.Module) -> None:
+        self._buckets, self._stage = buckets, stage
+        self._recent: _Recent = (None, None)
+        self._followers: dict[_Recent, FlatBucket] = {}  # the bucket that came next, last time
+        root.register_forward_pre_hook(lambda *_: self._begin_forward())
+        for module in root.modules():
+            if any(param.requires_grad for param in module.parameters(recurse=False)):
+                read = {id(param) for param in module.parameters()}
+                used = [b for b in reversed(buckets) if not read.isdisjoint(map(id, b.params))]
+                module.register_forward_pre_hook(partial(self._enter, used))
+                if stage == 3:
+                    module.register_forward_hook(partial(self._leave, used))
+
+    def _begin_forward(self) -> None:
+        """Forget the calls of an earlier forward, which may have failed."""
+        self._recent = (None, None)
+        for bucket in self._buckets:
+            bucket.num_calls, bucket.is_in_backward = 0, False
+
+    def _enter(self, buckets: Sequence[FlatBucket], *_: object, backward: bool = False) -> None:
+        """Make the parameters of some buckets whole, and gather the next bucket ahead."""
+        ahead = None
+        for bucket in buckets:
+            bucket.num_calls += not backward
+            bucket.is_in_backward |= backward
+            ahead = self._follower(bucket)
+        if self._stage == 3:
+            for bucket in self._buckets:
+                is_used = bucket.num_calls or bucket.is_in_backward or bucket is ahead
+                if bucket.is_whole and not is_used:
+                    bucket.free()
+        for bucket in buckets:
+            bucket.gather()
+        if ahead is not None:
+            ahead.gather()
+        for bucket in buckets:
+            bucket.wait_for_gather()
+
+    def _follower(self, bucket: FlatBucket) -> FlatBucket | None:
+        """The bucket that was used next when these two were used last, forward or backward."""
+        if bucket is not self._recent[-1]:
+            self._followers[self._recent] = bucket
+            self._recent = (self._recent[-1], bucket)
+        return self._followers.get(self._recent)
+
+    def _leave(self, buckets: Sequence[FlatBucket], _: object, __: object, outputs: object) -> None:
+        """After a module's forward: its parameters may be freed until its backward begins."""
+        for bucket in buckets:
+            bucket.num_calls -= 1
+        tensors: list[Any] = [item for item in tree_leaves(outputs) if isinstance(item, Tensor)]
+        for tensor in tensors:  # torch has no types for this method
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: self._enter(buckets, backward=True))
+
+
+# --- all buckets of a module ----------------------------------------------------------------
+
+
+class ShardedBuckets(BucketsInOrder):
     """The parameters of a module in buckets; arguments and errors are those of `ShardedAdamW`."""
 
     def __init__(
@@ -57,22 +274,15 @@ class ShardedBuckets:
                 param.data = param.data.to(mixed)
         # The last parameters are in the first bucket, as backward finds them.
         params = [param for _, param in named]
-        self._buckets = [
+        self._syncing = True
+        buckets = [
             FlatBucket([named[index] for index in indices], group, stage, mixed)
             for indices in assign_buckets(params, bucket_bytes, bucket_bytes)
         ]
-        self._syncing = True
-        self.begin()
-        ModuleHooks(self._buckets, stage).watch(module)
-        for bucket in self._buckets:
-            bucket.watch(partial(self._arrived, bucket))
-            if stage == 3:
-                bucket.free()
-
-    def begin(self) -> None:
-        """Begin a step: no bucket of it is on its way."""
-        self._launched = 0
-        self._weighing: Weighing | None = None
+        ModuleHooks(buckets, stage, module)
+        self._watch(buckets)
+        for bucket in buckets if stage == 3 else ():
+            bucket.free()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -81,7 +291,7 @@ class ShardedBuckets:
         For the accumulation of gradients over several batches: all batches but the last are
         in such a block, on all ranks alike.
         """
-        if any(len(bucket.missing) < len(bucket.params) for bucket in self._buckets):
+        if self._has_gradients():
             raise BackwardError("call step() after each backward that is not in no_sync()")
         self._syncing = False
         try:
@@ -93,9 +303,7 @@ class ShardedBuckets:
 
     def finish(self) -> None:
         """Wait until this rank has its shards of the averaged gradients; `step` begins with it."""
-        for bucket in self._buckets[self._launched :]:
-            bucket.take_missing()
-        self._launch_full()
+        self._launch_all()
         for bucket in self._buckets:
             bucket.wait_for_gather()
             bucket.settle()
@@ -110,7 +318,6 @@ class ShardedBuckets:
             bucket.wait_for_gather()
 
     def _arrived(self, bucket: FlatBucket, index: int, param: Tensor) -> None:
-        """Let a bucket take a parameter's gradient, which backward has computed."""
         assert param.grad is not None
         check_dense(param.grad, bucket.names[index])
         if self._syncing:
@@ -125,26 +332,10 @@ class ShardedBuckets:
         else:
             bucket.expect_gradients()
 
-    def _launch_full(self) -> None:
-        """Reduce full buckets, in their order, up to the first bucket that is not full."""
-        if self._weighing is None and self.weight is not None:
-            self._weighing = Weighing(self.weight, self.group)
-        waiting = self._buckets[self._launched :]
-        for bucket in takewhile(lambda bucket: not bucket.missing, waiting):
-            if self.stage > 1 and self._launched >= _MOST_REDUCING:
-                self._buckets[self._launched - _MOST_REDUCING].settle()
-            if self._weighing is None:
-                bucket.launch()
-            else:
-                assert bucket.grad is not None
-                weighing, self._weighing = (
-                    self._weighing,
-                    None,
-                )  # weights that are refused may be mended
-                op = weighing.weigh(bucket.grad)
-                self._weighing = weighing
-                bucket.launch(op)
-            self._launched += 1
+    def _launch(self, bucket: FlatBucket, op: object) -> None:
+        if self.stage > 1 and self._launched >= _MOST_REDUCING:
+            self._buckets[self._launched - _MOST_REDUCING].settle()
+        bucket.launch(op)
 
     def _require(self, argument: str, holds: bool, expected: object, got: object) -> None:
         rank = as_group(self.group).rank()

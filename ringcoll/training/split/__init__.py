@@ -1,11 +1,11 @@
 """Layers, tokens and sequences that are split over the ranks.
 
-================  ====================================================================
+================  ==========================================================================
 `conjugate`       collectives forward, and their transposes backward
-`tensor`          layers, and tokens between them, split over the ranks
+`tensor`          layers, and tokens between them, split over the ranks; and a mesh with
+                  data and pipeline parallel at once
 `ring_attention`  attention over sequences that are split over the ranks
-`mesh`            data, pipeline and tensor parallel at once
-================  ====================================================================
+================  ==========================================================================
 """
 
 import lazy_loader

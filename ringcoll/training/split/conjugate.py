@@ -34,9 +34,8 @@ from torch.autograd import Function
 from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 
-_Map = Callable[
-    [Tensor, Any, int], Tensor
-]  # of a tensor, by the ranks of a group, along a dimension
+# Of a tensor, by the ranks of a group, along a dimension.
+_Map = Callable[[Tensor, Any, int], Tensor]
 
 
 def _same(tensor: Tensor, group: Any, dim: int) -> Tensor:

@@ -40,8 +40,8 @@ from torch.autograd import Function
 from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 from ringcoll.group import Work
-from ringcoll.training.checks import require
-from ringcoll.training.models import Attention, Transformer
+from ringcoll.training.model_on_ranks import require
+from ringcoll.training.task import Attention, Transformer
 
 
 def places(tokens: int, rank: int, world_size: int) -> Tensor:
@@ -71,9 +71,7 @@ class _Ring:
         arriving = torch.empty_like(tensor)
         outgoing, incoming = [0] * self.size, [0] * self.size
         outgoing[(self.rank + 1) % self.size] = incoming[self.rank - 1] = len(tensor)
-        work = api.all_to_all_single(
-            arriving, tensor, incoming, outgoing, self.group, async_op=True
-        )
+        work = api.all_to_all_single(arriving, tensor, incoming, outgoing, self.group, True)
         assert work is not None
         return arriving, work
 
@@ -96,9 +94,8 @@ class _RingAttention(Function):
         largest = queries.new_full(shape, float("-inf"))
         sums, output = queries.new_zeros(shape), torch.zeros_like(queries)
         for step in range(ring.size):
-            arriving, work = (
-                ring.pass_on(travelling) if step < ring.size - 1 else (travelling, None)
-            )
+            is_last = step == ring.size - 1
+            arriving, work = (travelling, None) if is_last else ring.pass_on(travelling)
             scores = queries @ travelling[0].transpose(-2, -1) * scale
             scores = scores.masked_fill(ring.is_hidden(step, shape[-1]), float("-inf"))
             before, largest = largest, torch.maximum(largest, scores.amax(-1))
@@ -116,7 +113,7 @@ class _RingAttention(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, output, log_sums = ctx.saved_tensors
-        grad = grads[0]
+        (grad,) = grads
         ring, scale = _Ring(ctx.group), queries.shape[-1] ** -0.5
         # The derivative of the softmax: a score's gradient is its share times what it has above
         # the mean of its row, which is the product of the output and its gradient.

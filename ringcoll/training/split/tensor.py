@@ -13,17 +13,33 @@ row    columns r of W       ``y = sum_r x_r W_r^T``:      ``dx_r = dy W_r``
 
 A column layer followed by a row layer needs no collective between them, as what one leaves split
 the other one takes split. So a perceptron, and attention by heads, cost one all-reduce forward
-and one backward, each of the layer's activations: batch x tokens x width numbers. The collectives between
-the layers are in `ringcoll.training.split.conjugate`.
+and one backward, each of the layer's activations: batch x tokens x width numbers. The collectives
+between the layers are in `ringcoll.training.split.conjugate`.
 
 *Sequence parallel*: between the split layers (layer norms, the ways around) every rank would do
 the same work on the same activations. Instead each rank keeps the activations of its share of the
 tokens; `gathered_to_add` enters a split layer in place of `copied`, and `reduced_and_split` leaves
 it in place of `reduced`. As many bytes travel, and 1/k of those activations is kept.
 
+*Data, pipeline and tensor parallel at once*: a model is too large for one rank, and there is more
+data than one copy of the model can take. The ranks stand in a box of data x pipeline x tensor, a
+`Mesh`. A rank's lines along the three axes are its groups::
+
+    2 x 2 x 2                 tensor: the ranks that share each layer
+     data 0     data 1        pipeline: the ranks that hold the stages, one behind the other
+    0 1  2 3   4 5  6 7       data: the ranks that hold the same parameters
+    stage:0  1    0    1
+
+Ranks beside each other share a tensor axis: that axis sends most, and with k ranks on a host it
+stays inside the host. Each axis is a system of its own, unchanged: layers are split by
+`tensor_parallel`, the split model is cut into `stages` that a `Pipeline` runs, and gradients are
+averaged along the data axis. Embedding and scores share one matrix: its gradients of the first and
+the last stage are added up.
+
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-Models", MLSys 2023 (sequence parallel).
+Models", MLSys 2023 (sequence parallel); Narayanan et al., "Efficient Large-Scale Language Model
+Training on GPU Clusters Using Megatron-LM", SC 2021 (the mesh).
 """
 
 from __future__ import annotations
@@ -41,16 +57,13 @@ from torch.nn import functional
 from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
-from ringcoll.training.checks import require
-from ringcoll.training.models import Attention, Perceptron, Transformer
-from ringcoll.training.split.conjugate import (
-    copied,
-    gathered_to_add,
-    reduced,
-    reduced_and_split,
-    slice_of,
-    split,
-)
+from ringcoll.tracing import phase
+from ringcoll.training.data.parallel import average_gradients
+from ringcoll.training.model_on_ranks import require
+from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
+from ringcoll.training.pipeline.runner import Pipeline
+from ringcoll.training.split import conjugate
+from ringcoll.training.task import Attention, Perceptron, Transformer, stages
 
 _Collective = Callable[[Tensor], Tensor]  # a pair of `conjugate`, on the ranks of a group
 
@@ -61,7 +74,8 @@ def shard_of(tensor: Tensor, group: Any, dim: int, what: str) -> Tensor:
     require(tensor.shape[dim] % member.size() == 0, "model",
             f"the {what} does not divide evenly among the ranks",
             f"a multiple of {member.size()}", tensor.shape[dim], member.rank())  # fmt: skip
-    return slice_of(tensor.detach(), group, dim).clone(memory_format=torch.contiguous_format)
+    piece = conjugate.slice_of(tensor.detach(), group, dim)
+    return piece.clone(memory_format=torch.contiguous_format)
 
 
 class ColumnLinear(nn.Module):
@@ -69,10 +83,11 @@ class ColumnLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, group: Any) -> None:
         super().__init__()
-        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, "width of the layer's output"))
+        width = "width of the layer's output"
+        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, width))
         self.bias = None
         if whole.bias is not None:
-            self.bias = nn.Parameter(shard_of(whole.bias, group, 0, "width of the layer's output"))
+            self.bias = nn.Parameter(shard_of(whole.bias, group, 0, width))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., inputs) to (..., outputs / k)."""
@@ -95,7 +110,7 @@ class RowLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., inputs / k) to (..., outputs)."""
-        bias = copied(self.bias, self._group) if self._share else self.bias
+        bias = conjugate.copied(self.bias, self._group) if self._share else self.bias
         return self._leave(functional.linear(inputs, self.weight)) + bias
 
 
@@ -110,8 +125,15 @@ class SharedNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, tokens / k, width) to the same."""
-        weight, bias = copied(self.weight, self._group), copied(self.bias, self._group)
+        weight, bias = (conjugate.copied(item, self._group) for item in (self.weight, self.bias))
         return functional.layer_norm(inputs, weight.shape, weight, bias, self._eps)
+
+
+def _local(tokens: Tensor, held: int, group: Any) -> tuple[Tensor, Tensor]:
+    """Places of tokens in this rank's part of a vocabulary, 0 for others; and which are in it."""
+    local = tokens - as_group(group).rank() * held
+    is_mine = (local >= 0) & (local < held)
+    return local.where(is_mine, 0), is_mine
 
 
 class VocabularyEmbedding(nn.Module):
@@ -120,15 +142,13 @@ class VocabularyEmbedding(nn.Module):
     def __init__(self, whole: nn.Embedding, group: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(shard_of(whole.weight, group, 0, "vocabulary"))
-        self._first = as_group(group).rank() * len(self.weight)
         self._group = group
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(...) to (..., width): this rank's vectors, zeros for other tokens, added up."""
-        local = tokens - self._first
-        is_mine = (local >= 0) & (local < len(self.weight))
-        vectors = functional.embedding(local.where(is_mine, 0), self.weight)
-        return reduced(vectors * is_mine[..., None], self._group)
+        local, is_mine = _local(tokens, len(self.weight), self._group)
+        vectors = functional.embedding(local, self.weight)
+        return conjugate.reduced(vectors * is_mine[..., None], self._group)
 
 
 def _before(module: nn.Module, function: _Collective) -> None:
@@ -151,8 +171,8 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
         Whether activations between the split layers are split by tokens; for a `Transformer`.
     """
     size = as_group(group).size()
-    enter: _Collective = partial(copied, group=group)
-    leave: _Collective = partial(reduced, group=group)
+    enter: _Collective = partial(conjugate.copied, group=group)
+    leave: _Collective = partial(conjugate.reduced, group=group)
     if isinstance(model, nn.Sequential):
         children = model.named_children()
         linear = [(name, layer) for name, layer in children if isinstance(layer, nn.Linear)]
@@ -171,11 +191,17 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
             "the heads do not divide evenly among the ranks",
             f"a multiple of {size}", model.shape.heads, as_group(group).rank())  # fmt: skip
     if sequence:
-        enter = partial(gathered_to_add, group=group)
-        leave = partial(reduced_and_split, group=group)
-    _split_embedding(model, group, enter)
+        enter = partial(conjugate.gathered_to_add, group=group)
+        leave = partial(conjugate.reduced_and_split, group=group)
+    tokens = VocabularyEmbedding(model.embedding.tokens, group)
+    scores = ColumnLinear(model.head.scores, group)
+    scores.weight = tokens.weight  # tied, as before
+    model.embedding.tokens, model.head.scores = tokens, scores  # type: ignore[assignment]
+    _before(scores, enter)
     if sequence:
-        model.embedding.register_forward_hook(lambda _, inputs, output: split(output, group, 1))
+        model.embedding.register_forward_hook(
+            lambda _, inputs, output: conjugate.split(output, group, 1)
+        )
     for module in list(model.modules()):
         if isinstance(module, Attention):
             for name in ("query", "key", "value"):
@@ -192,14 +218,6 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
     return model
 
 
-def _split_embedding(model: Transformer, group: Any, enter: _Collective) -> None:
-    tokens = VocabularyEmbedding(model.embedding.tokens, group)
-    scores = ColumnLinear(model.head.scores, group)
-    scores.weight = tokens.weight  # tied, as before
-    model.embedding.tokens, model.head.scores = tokens, scores  # type: ignore[assignment]
-    _before(scores, enter)
-
-
 class _VocabularyLoss(Function):
     """Cross-entropy of scores that are split by vocabulary, (rows, vocabulary / k)."""
 
@@ -208,9 +226,7 @@ class _VocabularyLoss(Function):
         largest = scores.amax(-1)
         api.all_reduce(largest, dist.ReduceOp.MAX, group)
         powers = (scores - largest[:, None]).exp()
-        local = targets - as_group(group).rank() * scores.shape[-1]
-        is_mine = (local >= 0) & (local < scores.shape[-1])
-        local = local.where(is_mine, 0)
+        local, is_mine = _local(targets, scores.shape[-1], group)
         target_scores = scores.gather(1, local[:, None])[:, 0] * is_mine
         sums = torch.stack([powers.sum(-1), target_scores])
         api.all_reduce(sums, group=group)
@@ -234,3 +250,132 @@ def vocabulary_loss(scores: Tensor, targets: Tensor, group: Any = None) -> Tenso
     flat = scores.flatten(0, -2)
     loss: Tensor = _VocabularyLoss.apply(flat, targets.flatten(), group)  # type: ignore[no-untyped-call]
     return loss
+
+
+AXES = ("data", "pipeline", "tensor")
+_USES = {
+    "data": "all-reduce of gradients, and of the loss",
+    "pipeline": "messages of activations and their gradients, broadcast of the loss",
+    "tensor": "all-reduce of activations forward and backward, in each layer",
+}
+
+
+class Mesh:
+    """The groups of one rank in a box of data x pipeline x tensor ranks.
+
+    ``sizes`` and ``place`` have the number of ranks, and the place of this rank, by the name of the
+    axis; ``groups`` has the group of the ranks along each axis through this rank.
+
+    Parameters
+    ----------
+    data, pipeline, tensor
+        Number of ranks along each axis. Their product is the size of the default group, of which
+        all ranks make a mesh alike; otherwise `ArgumentError` is raised.
+    backend
+        Backend of the groups; that of the default group if ``None``.
+    """
+
+    def __init__(
+        self, data: int, pipeline: int, tensor: int, *, backend: str | None = None
+    ) -> None:
+        self.sizes = dict(zip(AXES, (data, pipeline, tensor), strict=True))
+        world_size = dist.get_world_size()
+        require(data * pipeline * tensor == world_size, "data, pipeline, tensor",
+                "the mesh has another number of places than there are ranks",
+                f"a product of {world_size}", f"{data} x {pipeline} x {tensor}",
+                dist.get_rank())  # fmt: skip
+        box = torch.arange(world_size, device="cpu").view(data, pipeline, tensor)
+        place = (box == dist.get_rank()).nonzero()[0].tolist()
+        self.place = dict(zip(AXES, place, strict=True))
+        self.groups: dict[str, Any] = {}
+        self.lines: dict[str, list[list[int]]] = {}
+        for dim, axis in enumerate(AXES):  # all ranks make all groups, in the same order
+            self.lines[axis] = box.movedim(dim, -1).flatten(0, 1).tolist()
+            for line in self.lines[axis]:
+                group = dist.new_group(line, backend=backend)
+                if dist.get_rank() in line:
+                    self.groups[axis] = group
+
+    def table(self) -> str:
+        """Which collectives run in which groups, in words."""
+        lines = [
+            (axis, "  ".join(" ".join(map(str, line)) for line in self.lines[axis]), _USES[axis])
+            for axis in AXES
+        ]
+        widths = [max(len(row[column]) for row in lines) for column in range(2)]
+        return "\n".join(
+            f"{axis:{widths[0]}}  {ranks:{widths[1]}}  {use}" for axis, ranks, use in lines
+        )
+
+    def close(self) -> None:
+        """Destroy the groups."""
+        for group in self.groups.values():
+            dist.destroy_process_group(group)
+
+
+class ParallelTransformer:
+    """A rank's share of a transformer that is trained on a mesh.
+
+    With eight ranks::
+
+        mesh = Mesh(2, 2, 2)
+        trained = ParallelTransformer(Transformer(shape), mesh)
+        optimizer = torch.optim.AdamW(trained.params)
+        for inputs, targets in batches:  # the same on all ranks
+            optimizer.zero_grad()
+            loss = trained.step(inputs, targets)
+            optimizer.step()
+
+    Parameters
+    ----------
+    model
+        The whole model, the same on all ranks; it is split in place.
+    num_microbatches
+        Micro-batches of a step, on each place of the data axis.
+    schedule
+        Name of the pipeline's schedule, one of `SCHEDULES`. With ``"interleaved"`` a rank has two
+        stages, so that the transformer has at least two blocks for each rank of the pipeline axis.
+    sequence
+        As for `tensor_parallel`.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        mesh: Mesh,
+        *,
+        num_microbatches: int = 4,
+        schedule: str = "1f1b",
+        sequence: bool = False,
+    ) -> None:
+        self.model, self.mesh = model, mesh
+        require(schedule in SCHEDULES, "schedule", "there is no such schedule",
+                ", ".join(SCHEDULES), schedule, dist.get_rank())  # fmt: skip
+        size, place = mesh.sizes["pipeline"], mesh.place["pipeline"]
+        plan = SCHEDULES[schedule](size, num_microbatches)
+        tensor_parallel(model, mesh.groups["tensor"], sequence=sequence)
+        self.stages = stages(model, plan.num_stages)[place::size]
+        self.params = [param for stage in self.stages for param in stage.parameters()]
+        self.pipeline = Pipeline(
+            self.stages,
+            partial(vocabulary_loss, group=mesh.groups["tensor"]),
+            plan,
+            mesh.groups["pipeline"],
+            tied=model.head.scores.weight,
+        )
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the gradients of a batch; an optimizer's step on ``params`` follows.
+
+        The batch is that of all ranks, (batch, tokens); each place of the data axis takes a share,
+        and `ArgumentError` is raised if there is none. The loss is the mean over the whole batch,
+        the same on all ranks.
+        """
+        size, place = self.mesh.sizes["data"], self.mesh.place["data"]
+        require(len(inputs) % size == 0, "inputs", "the data axis does not divide the batch",
+                f"a multiple of {size}", len(inputs), dist.get_rank())  # fmt: skip
+        loss = self.pipeline.step(inputs.chunk(size)[place], targets.chunk(size)[place])
+        with phase("average"):
+            average_gradients(self.params, self.mesh.groups["data"])
+            api.all_reduce(loss, dist.ReduceOp.AVG, self.mesh.groups["data"])
+        return loss
