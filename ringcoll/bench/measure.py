@@ -5,6 +5,8 @@ Contenders take turns, as `ringcoll.bench.rounds` says. Results are checked apar
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,19 +24,19 @@ from ringcoll.bench.contenders import (
     OVER,
     SHARED,
     Buffers,
+    Oracle,
     Workload,
     caller,
     close_groups,
+    count_wrong,
     limit_caller,
     shape,
+    spoil,
 )
-from ringcoll.bench.environment import device_of
-from ringcoll.bench.exact_inputs import Oracle, count_wrong, spoil
-from ringcoll.bench.rounds import alternate
-from ringcoll.bench.statistics import Summary, algbw, busbw, summarize
+from ringcoll.bench.rounds import Summary, algbw, alternate, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch import report as to_parent
-from ringcoll.machine import UserModule, place
+from ringcoll.machine import UserModule, cpu, place
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
 
@@ -42,6 +44,33 @@ _QUIET_S = 5e-3  # from meeting to starting
 _AWAKE_S = 5e-4  # of these at the end, in which the processor is kept
 _SCOUTING = 0.2  # of the time of a size, to find the best of many
 _SCOUTING_ROUNDS = 3
+
+
+def default_backend(kind: str) -> str:
+    """The backend of a default group on whose tensors, ``"cpu"`` or ``"cuda"``, is measured."""
+    return "cpu:gloo,cuda:nccl" if kind == "cuda" and dist.is_nccl_available() else "gloo"
+
+
+def device_of(kind: str, rank: int) -> torch.device:
+    """The device of a rank; ranks share GPUs where there are fewer."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def device(kind: str = "cpu") -> dict[str, Any]:
+    """Describe where a rank of the default group runs, and its tensors are; called on it."""
+    used = device_of(kind, dist.get_rank())
+    return {
+        "rank": dist.get_rank(),
+        "group": 0,
+        "pid": os.getpid(),
+        "hostname": socket.gethostname().partition(".")[0],
+        "device": used.index or 0,
+        "device_kind": kind,
+        "device_info": cpu() if kind == "cpu" else torch.cuda.get_device_name(used),
+        "threads": torch.get_num_threads(),
+    }
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ gloo up to rounding. The others, and those that compress gradients, have to lear
 
 Contenders take turns epoch by epoch, in an order that changes, so that a machine that
 slows down slows all of them. The time of a step is that of the slowest rank.
+
+A collective, or a trainer, under `ringcoll.trace`: the part of a rank of ``ringcoll trace``.
 """
 
 from __future__ import annotations
@@ -16,18 +18,22 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.func import functional_call
 
+import ringcoll
+from ringcoll.bench.contenders import Buffers, Workload, caller
 from ringcoll.bench.measure import Meeting
-from ringcoll.bench.statistics import Summary, summarize
+from ringcoll.bench.rounds import Summary, summarize
 from ringcoll.collectives import barrier
 from ringcoll.launch import report
 from ringcoll.machine import UserModule
+from ringcoll.tracing import Recording
 from ringcoll.training import (
     Gradients,
     ModelStates,
@@ -362,3 +368,99 @@ def _largest_difference(flat: Tensor, meeting: Meeting) -> float:
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return summarize(known).p50_s if known else None
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """The operation to trace, how often it runs before the trace and in it, and the absolute path.
+
+    The transport is that of CPU tensors; ``None`` for the transport that the group uses anyway.
+    ``modules`` are those of the user, which register further algorithms.
+    """
+
+    workload: Workload
+    algorithm: str
+    path: str
+    warmup: int = 2
+    times: int = 5
+    segment_bytes: int | None = None
+    transport: str | None = None
+    modules: tuple[UserModule, ...] = ()
+
+
+def trace_on_rank(request: TraceRequest) -> dict[str, Any]:
+    """Run the operation on the default group, and trace it.
+
+    On rank 0 ``ranks`` and ``phases``, the summary of each rank as JSON has it, ``findings``,
+    ``clocks`` and ``transport`` are returned; on the others nothing.
+    """
+    for module in request.modules:
+        module.load()
+    if request.transport is not None:
+        ringcoll.use(transport=request.transport)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    buffers = Buffers.make(request.workload, world_size, rank, in_place=False)
+    run = caller(
+        request.algorithm, request.workload, buffers, rank, world_size, request.segment_bytes
+    )
+    for _ in range(request.warmup):
+        run(False)
+    with ringcoll.trace(request.path) as recording:
+        for _ in range(request.times):
+            run(False)
+    return _summary(recording)
+
+
+@dataclass(frozen=True)
+class TrainerTraceRequest:
+    """The trainer to trace, as for `make_trainer`; the rest as in `TraceRequest`, in steps."""
+
+    trainer: str
+    task: Task
+    gradients: Gradients
+    path: str
+    warmup: int = 2
+    times: int = 5
+    modules: tuple[UserModule, ...] = ()
+
+
+def trace_training_on_rank(request: TrainerTraceRequest) -> dict[str, Any]:
+    """Train on the default group, and trace all groups of the trainer; returns as `trace_on_rank`."""
+    for module in request.modules:
+        module.load()
+    task, k = request.task, dist.get_world_size()
+    num_samples = len(task.examples.train_inputs)
+    trainer = make_trainer(request.trainer, task, request.gradients)
+    every = (
+        batch
+        for epoch in count()
+        for batch in torch.cat(
+            [batches(num_samples, task.batch, task.seed + epoch, rank, k) for rank in range(k)], 1
+        )
+    )
+    for _ in trainer.steps(islice(every, request.warmup)):
+        pass
+    further = [group for group in trainer.groups if group is not None]
+    with ringcoll.trace(request.path, also=further) as recording:
+        for _ in trainer.steps(islice(every, request.times)):
+            pass
+    trainer.close()
+    return _summary(recording)
+
+
+def _summary(recording: Recording) -> dict[str, Any]:
+    """The summary that the command prints, on rank 0; empty on the others."""
+    if not recording.summary:
+        return {}
+    return {
+        "ranks": [
+            {call: shares.as_json() for call, shares in calls.items()}
+            for calls in recording.summary
+        ],
+        "clocks": recording.clocks,
+        "transport": recording.transport,
+        "phases": [
+            {name: times.as_json() for name, times in phases.items()} for phases in recording.phases
+        ],
+        "findings": recording.findings,
+    }

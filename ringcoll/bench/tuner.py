@@ -22,10 +22,9 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll.algorithms import algorithms, find
 from ringcoll.bench.contenders import Workload, shape
-from ringcoll.bench.environment import device_of
-from ringcoll.bench.measure import BenchRequest, Result
+from ringcoll.bench.measure import BenchRequest, Result, device_of
 from ringcoll.bench.measure import measure as measure_all
-from ringcoll.bench.statistics import Summary
+from ringcoll.bench.rounds import Summary
 from ringcoll.collectives import groups
 from ringcoll.cost import (
     AUTO,

@@ -18,9 +18,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, MissingExtraError
-from ringcoll.testing.inputs import LARGEST, values
+from ringcoll.testing.inputs import (
+    LARGEST,
+    OPERATORS,
+    Expected,
+    mismatch,
+    operators,
+    reduced,
+    values,
+)
 from ringcoll.testing.on_ranks import ranks
-from ringcoll.testing.right_answers import OPERATORS, Expected, mismatch, operators, reduced
 
 DTYPES = (
     torch.int64,

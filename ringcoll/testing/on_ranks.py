@@ -20,9 +20,18 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import seconds_of, whole
-from ringcoll.testing.outcome import Failure, attempt, leave, raise_first
-from ringcoll.testing.pool import POOL, Arguments, Group, copied, join
-from ringcoll.testing.right_answers import Expected, mismatch
+from ringcoll.testing.inputs import Expected, mismatch
+from ringcoll.testing.pool import (
+    POOL,
+    Arguments,
+    Failure,
+    Group,
+    attempt,
+    copied,
+    join,
+    leave,
+    raise_first,
+)
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 

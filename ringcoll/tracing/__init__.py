@@ -10,14 +10,11 @@ instruction; docs/trace.md has the microseconds.
 
 ==============  ==========================================================
 `block`         `trace`: the traced block, from its begin to the file
-`recorder`      notes what a rank does
-`records`       the notes of a rank
+`recorder`      notes what a rank does, and packs the notes
 `clocks`        a common clock for all ranks
 `trace_events`  the picture, for Perfetto
-`summary`       the numbers of the operations
 `phases`        phases of a step that a program names, and waits between ranks
-`phase_times`   the numbers of the phases
-`findings`      sentences on the phases
+`summary`       the numbers of operations and phases, and sentences on them
 ==============  ==========================================================
 """
 

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringcoll.tracing.clocks import Clock, Sighting, agree
-from ringcoll.tracing.findings import findings
-from ringcoll.tracing.phase_times import PhaseTimes, phase_times, summarize_phases
 from ringcoll.tracing.phases import PhaseSpan, ThreadWait
-from ringcoll.tracing.records import (
+from ringcoll.tracing.recorder import (
     Delivery,
     MessageEnd,
     Records,
@@ -23,7 +21,14 @@ from ringcoll.tracing.records import (
     TracedOperation,
     deliveries,
 )
-from ringcoll.tracing.summary import shares, summarize
+from ringcoll.tracing.summary import (
+    PhaseTimes,
+    findings,
+    phase_times,
+    shares,
+    summarize,
+    summarize_phases,
+)
 
 # The rows of a rank: their names in events, and their titles and numbers.
 _TRACKS = {

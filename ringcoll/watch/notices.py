@@ -11,15 +11,28 @@ key                value
 
 What is read is checked: what no rank writes is as if nobody had written it. A store that is gone is asked
 no more, as torch tells each try at length.
+
+The failure that breaks a group, told at once, where the program's own report is late or never comes.
+
+Problem: whoever waits for an asynchronous operation may look at it late or never, and torch's
+``DistributedDataParallel`` raises the error with other words around it. ``torchrun`` ends all processes
+within 0.1 s of the death of one, so that even an error that is raised at once is not printed.
+
+A barrier in the store, which names the ranks that do not come.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import re
+import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -31,7 +44,7 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.machine import read_json, read_text
+from ringcoll.machine import appears, error_file, read_json, read_text
 
 LEFT = "left/{}"
 """Key of the number of the last operation of a rank that has closed the group."""
@@ -166,3 +179,124 @@ def _is_call(value: Any) -> bool:
 
 def _is_number(key: str) -> bool:
     return key.isdecimal() and len(key) < 19
+
+
+_log = logging.getLogger("ringcoll")
+
+
+def announce(text: str, *, is_raised: bool) -> None:
+    """Tell, in one line, the failure that has broken a group.
+
+    The line is an error of the log ``ringcoll``. A failure that is raised in the thread that made the call needs no line,
+    except under ``torchrun``, whose error file gets the line as well, unless there is something in it.
+
+    Parameters
+    ----------
+    text
+        The failure, with the ranks and the operation.
+    is_raised
+        Whether the failure is about to be raised in the thread that made the call, or waits for it.
+    """
+    file = error_file()
+    if is_raised and file is None:
+        return
+    line = " ".join(text.split())
+    say(line, logging.ERROR)
+    if file is not None:
+        _write(file, line)
+
+
+def say(line: str, level: int = logging.WARNING) -> None:
+    """Write a line to the log; in a program that has not configured logging, Python writes it to stderr."""
+    _log.log(level, "%s%s", "" if _log.hasHandlers() else "ringcoll: ", line)
+
+
+def _write(file: Path, line: str) -> None:
+    """Write an error file as ``torch.distributed.elastic.multiprocessing.errors.ErrorHandler`` does.
+
+    ``torchrun`` fails on a file that is not whole, and may end this process at any moment; so the
+    file gets its name when it is written.
+    """
+    extra = {
+        "py_callstack": line,
+        "timestamp": str(int(time.time())),
+    }  # its summary shows the first
+    content = json.dumps({"message": {"message": line, "extraInfo": extra}})
+    with (
+        contextlib.suppress(OSError),
+        tempfile.NamedTemporaryFile("w", dir=file.parent, encoding="utf-8") as draft,
+    ):
+        draft.write(content)
+        draft.flush()
+        os.link(draft.name, file)  # not over another file
+
+
+_LAST_S = 5.0  # for rank 0 to publish the result, when it has the last rank
+
+
+def monitored_barrier(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    number: int,
+    timeout_s: float,
+    wait_all_ranks: bool,
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until all ranks have come, or name the missing ranks.
+
+    Rank 0 looks for the keys of all ranks, and publishes the result. ``number`` is the number of
+    the barrier, the same on all ranks. If ``wait_all_ranks``, rank 0 names all missing ranks,
+    otherwise the first. ``given_up`` says whether the wait is in vain.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Some rank did not come.
+    PeerLostError
+        ``given_up`` has returned ``True``.
+    """
+
+    def appear(key: str, deadline: float) -> bool:
+        if appears(store, [key], deadline, given_up):
+            return True
+        if given_up():
+            raise PeerLostError(f"rank {rank} gave up monitored_barrier")
+        return False
+
+    keys = [f"{number}/{peer}" for peer in range(world_size)]
+    limit = f"{1000 * timeout_s:g} ms"
+    store.set(keys[rank], "")
+    deadline = time.monotonic() + timeout_s
+    if rank:
+        # Rank 0 may come as late as the time limit allows, and then waits as long for others.
+        if not appear(keys[0], deadline):
+            raise CollectiveTimeoutError(
+                f"rank {rank}: rank 0 failed to pass monitored_barrier in {limit}", peer=0
+            )
+        if not appear(f"{number}/over", deadline + timeout_s + _LAST_S):
+            raise CollectiveTimeoutError(
+                f"rank {rank}: rank 0 was lost in monitored_barrier", peer=0
+            )
+        failure = read_text(store, f"{number}/over")
+        if failure:
+            raise CollectiveTimeoutError(  # in gloo's words, which programs look for
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while "
+                f"waiting for send/recv from rank 0: {failure}"
+            )
+        return
+    missing = []
+    for peer in range(1, world_size):
+        if not appear(keys[peer], deadline):
+            missing.append(peer)
+            if not wait_all_ranks:
+                break
+    failure = (
+        f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} failed to pass "
+        f"monitoredBarrier in {limit}, Rank 0 timed out in monitoredBarrier"
+    )
+    store.set(f"{number}/over", failure if missing else "")
+    if missing:
+        raise CollectiveTimeoutError(failure, peer=missing[0])
+    for key in (f"{number - 1}/over", *(f"{number - 1}/{peer}" for peer in range(world_size))):
+        store.delete_key(key)  # all ranks have left the barrier before
