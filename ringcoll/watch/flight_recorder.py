@@ -1,19 +1,17 @@
 """The flight recorder says, while a program hangs, what the groups of its process do.
 
-Problem: a program that hangs says nothing, and the rank at fault is seldom the rank that one looks at.
-All that there is to know is kept in any case: a `Monitor` has a group's last operations, and the
-message that is waited for. So nothing is added to an operation. Who asks (``ringcoll dump``) makes a
-thread of this process read what is there; until then the thread sleeps in the kernel. The thread is
-there as long as a group of more than one rank is.
+Problem: a program that hangs says nothing, and the rank at fault is seldom the rank that one looks
+at. All that there is to know is kept in any case: a `Monitor` has a group's last operations, and
+the message that is waited for. So nothing is added to an operation. A process that asks
+(``ringcoll dump``) makes a thread of this process read what is there; until then the thread sleeps
+in the kernel. The thread is there as long as a group of more than one rank is. A record is plain
+data, which `ringcoll.watch.flight_report` merges over the ranks.
 
-A record is plain data, which `ringcoll.watch.flight_report` merges over the ranks.
-
-A process answers other processes of its user that ask, on a Unix socket; on Linux only.
-
-The socket has a name without a file, which ends with the process. The name holds the process's number
-and its name space of process ids, as containers may share a network. Whoever asks sends nothing, and
-the answer is one text. The kernel tells both ends which user the other end is, so that neither believes
-a socket or a process of another user.
+A process answers the processes of its user on a Unix socket, on Linux only. The socket has a name
+without a file, which ends with the process. The name holds the process's number and its name space
+of process ids, as containers may share a network. A process that asks sends nothing, and the answer
+is one text. The kernel tells both ends which user the other end is, so that neither believes a
+socket or a process of another user.
 """
 
 from __future__ import annotations
@@ -54,16 +52,26 @@ from ringcoll.watch.monitor import Monitor
 from ringcoll.watch.progress import Running
 
 _log = logging.getLogger("ringcoll")
+FOREIGN = "belongs to another user"
+"""Why `ask` does not believe a process."""
 
 _LAST = 256  # operations of each group
 _COMMAND = 200  # characters
+_SLOW_S = 5.0  # for who asks, and then does not read
+_PAUSE_S = 1.0  # after a failure of the kernel, such as too many open files
+_CREDENTIALS = 12  # bytes: numbers of the process, its user and its group
+_STATES = {
+    "R": "running",
+    "S": "asleep",
+    "D": "waiting for a device",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+}
 
 
 class _Member(Protocol):
-    """A rank's end of a group."""
-
     def snapshot(self) -> dict[str, Any]:
-        """The state of the rank, as plain data."""
+        """The state of a rank of a group, as plain data."""
 
 
 _watched: tuple[weakref.ref[_Member], ...] = ()  # replaced as a whole, so read without the lock
@@ -94,7 +102,7 @@ def forget(member: _Member) -> None:
     """Tell of a group no more; with the last group the thread ends."""
     global _answering, _watched  # noqa: PLW0603  # as above
     with _changing:
-        _watched = tuple(one for one in _watched if one() not in (None, member))
+        _watched = tuple(each for each in _watched if each() not in (None, member))
         if not _watched and _answering is not None:
             _answering.end()
             _answering = None
@@ -113,7 +121,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 def record() -> dict[str, Any]:
     """The record of this process, as JSON holds it: see `ringcoll.watch.flight_report`."""
-    members = [member for one in _watched if (member := one()) is not None]
+    members = [member for reference in _watched if (member := reference()) is not None]
     frames, main = stacks(), threading.main_thread()
     lines = {
         "MainThread" if thread is main else thread.name: users(frames.get(thread.ident or 0, ()))
@@ -138,8 +146,8 @@ def save() -> None:
     folder = dump_folder()
     if folder is None:
         return
-    path = folder / f"{platform.node()}-{os.getpid()}.json"
     try:
+        path = folder / f"{platform.node()}-{os.getpid()}.json"
         replace_file(path, json_text(record()), 0o600)
     except OSError as error:
         _log.warning("the record of this process cannot be written: %s", error)
@@ -148,8 +156,8 @@ def save() -> None:
 def dump_on_signal(number: signal.Signals) -> None:
     """Write the record to the folder of ``RINGCOLL_DUMP`` on a signal; called in the main thread.
 
-    Python calls a signal's function in the main thread, which must not be in a call of C++, such as a
-    wait in gloo. ``ringcoll dump`` needs no signal.
+    Python calls a signal's function in the main thread, which must not be in a call of C++, such as
+    a wait in gloo. ``ringcoll dump`` needs no signal.
 
     Raises
     ------
@@ -162,18 +170,16 @@ def dump_on_signal(number: signal.Signals) -> None:
 
 
 def operations(monitor: Monitor, queued: Sequence[tuple[int, Operation | Turn]]) -> dict[str, Any]:
-    """The operations of a rank: those that ran last, the one that runs, and those that wait for their turn."""
+    """The operations of a rank: those that ran last, the one that runs, and those that wait."""
     progress = monitor.progress
     running = progress.failed or progress.running()
-    number = None if running is None else running.number
     return {
         "operations": [
-            _call(index, operation, complete=number is None or index < number)
+            _call(index, operation, complete=running is None or index < running.number)
             for index, operation in progress.recent(_LAST)
         ],
-        "running": None
-        if running is None
-        else _running(running, monitor.rank, progress.meets or running.is_barrier),
+        "running": running
+        and _running(running, monitor.rank, progress.meets or running.is_barrier),
         "queued": [_call(index, operation) for index, operation in queued[:_LAST]],
         "pids": {str(rank): process.pid for rank, process in monitor.lives.processes.items()},
         "elsewhere": sorted(monitor.lives.elsewhere),
@@ -188,13 +194,13 @@ def _call(
 
 
 def _running(running: Running, rank: int, meets: bool) -> dict[str, Any]:
-    number, operation, wait = running
+    wait = running.wait
     return {
-        "number": number,
-        "call": operation.description or operation.name,
+        "number": running.number,
+        "call": running.operation.description or running.operation.name,
         "meets": meets,
         "step": None if wait is None else wait.step,
-        "peer": None if wait is None else wait.peer,
+        "peer": running.peer,
         "is_receive": wait is not None and wait.is_receive,
         "chunks": _chunks(running, rank),
     }
@@ -211,23 +217,7 @@ def _chunks(running: Running, rank: int) -> list[int]:
         for operation in [*plan.schedule.steps(rank)][wait.step]
         if isinstance(operation, kinds) and operation.peer == wait.peer
     ]
-    chunks = {ref.chunk for each in messages for ref in each.writes or each.reads}
-    return sorted(chunks)
-
-
-FOREIGN = "belongs to another user"
-"""Why `ask` does not believe a process."""
-
-_SLOW_S = 5.0  # for who asks, and then does not read
-_PAUSE_S = 1.0  # after a failure of the kernel, such as too many open files
-_CREDENTIALS = 12  # bytes: numbers of the process, its user and its group
-_STATES = {
-    "R": "running",
-    "S": "asleep",
-    "D": "waiting for a device",
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
-}
+    return sorted({ref.chunk for each in messages for ref in each.writes or each.reads})
 
 
 def _prefix() -> str:
@@ -237,8 +227,8 @@ def _prefix() -> str:
 
 def _other_end(connection: socket.socket) -> tuple[int, int]:
     """Process and user of the other end of a connection."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS)
-    pid, user, _ = memoryview(told).cast("i")
+    numbers = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS)
+    pid, user, _ = memoryview(numbers).cast("i")
     return pid, user
 
 
@@ -307,10 +297,10 @@ def answering() -> list[int]:
     """The processes that answer, of all users; who is asked says whose they are."""
     try:
         names = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")
-        found = re.findall(rf" @{re.escape(_prefix())}(\d{{1,9}})$", names, re.MULTILINE)
+        pids = re.findall(rf" @{re.escape(_prefix())}(\d{{1,9}})$", names, re.MULTILINE)
     except OSError:
         return []
-    return sorted(set(map(int, found)))
+    return sorted(set(map(int, pids)))
 
 
 def ask(pids: Iterable[int], limit_s: float) -> tuple[dict[int, str], dict[int, str]]:
@@ -339,14 +329,14 @@ def ask(pids: Iterable[int], limit_s: float) -> tuple[dict[int, str], dict[int, 
             else:
                 silent[pid] = FOREIGN
         for pid, connection in asked.items():
-            pieces = []
+            answer = bytearray()
             try:
                 while True:
                     connection.settimeout(max(deadline - time.monotonic(), 0.001))
-                    pieces.append(connection.recv(1 << 16))
-                    if not pieces[-1]:
+                    if not (piece := connection.recv(1 << 16)):
                         break
-                answers[pid] = b"".join(pieces).decode(errors="replace")
+                    answer += piece
+                answers[pid] = answer.decode(errors="replace")
             except OSError:
                 silent[pid] = f"does not answer within {limit_s:g} s: it {in_words(pid)}"
     return answers, silent

@@ -1,9 +1,9 @@
-"""Records of processes (`ringcoll.watch.flight_recorder`), merged over the ranks of each group, in words.
+"""Records of processes (`ringcoll.watch.flight_recorder`), merged over a group's ranks, in words.
 
-Records of one group have the same token. Ranks are listed from the most to the least suspicious: those
-that cannot be asked; then by the operation that they have come to, the ranks that have come least far
-first, and of these the ranks that are in no operation; then by how many wait for them. In words,
-operations are counted from 1.
+Records of one group have the same token. Ranks are listed from the most to the least suspicious:
+those that cannot be asked; then by the operation that they have come to, the ranks that have come
+least far first, and of these the ranks that are in no operation; then by how many wait for them.
+In words, operations are counted from 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST_WORLD = 1 << 16
 _MISSING = "has left no record"
 
 Record = dict[str, Any]
-
+Members = Mapping[int, tuple[Record, Record]]  # by rank: records of the process and of the group
 
 _CALL = {"number": int, "call": str, "complete": bool}
 _RUNNING = {"number": int, "call": str, "meets": bool, "step": (int, None), "peer": (int, None),
@@ -71,22 +71,20 @@ def read_record(text: str) -> Record:
 
 
 def related(records: Iterable[Record], pids: Collection[int]) -> tuple[list[Record], set[int]]:
-    """The records of processes, and of all that have groups with them; and all processes they name."""
+    """The records of processes, and of all that share groups with them; and all that they name."""
     records, named = list(records), set(pids)
     while True:
         groups = [
-            (record["pid"], group)
+            group
             for record in records
             for group in record["groups"]
-            if record["pid"] in named or named & set(group["pids"].values())
+            if record["pid"] in named or named.intersection(group["pids"].values())
         ]
-        tokens = {group["group"] for _, group in groups}
-        more = {pid for _, group in groups for pid in group["pids"].values()}
-        more |= {
-            record["pid"]
-            for record in records
-            if any(group["group"] in tokens for group in record["groups"])
-        }
+        tokens = {group["group"] for group in groups}
+        more = {pid for group in groups for pid in group["pids"].values()}
+        for record in records:
+            if any(group["group"] in tokens for group in record["groups"]):
+                more.add(record["pid"])
         if more <= named:
             return [record for record in records if record["pid"] in named], named
         named |= more
@@ -107,23 +105,23 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
         for group in record["groups"]:
             groups[group["group"]][group["rank"]] = record, group
     states = {name: _state(members) for name, members in groups.items()}
-    names = sorted(groups, key=lambda name: states[name], reverse=True)
+    names = sorted(groups, key=states.__getitem__, reverse=True)
     numbers = {name: number for number, name in enumerate(names, 1)}
     is_quiet = not any(map(any, states.values()))
     lines = []
-    for name in names:
+    for name, number in numbers.items():
         group = next(iter(groups[name].values()))[1]
         busy, broken = states[name]
         state = f"{busy or 'none'} in an operation{f', broken for {broken}' * bool(broken)}"
         where = f"{group['world_size']} ranks over {group['transport']}"
-        lines.append(f"group {numbers[name]}, {where}: {state}")
-        if is_quiet or any(states[name]):
+        lines.append(f"group {number}, {where}: {state}")
+        if is_quiet or busy or broken:
             merged = _merged(groups[name], records, silent or {}, numbers)
             lines += [f"  {text}" for text in merged]
     return lines
 
 
-def _state(members: Mapping[int, tuple[Record, Record]]) -> tuple[int, int]:
+def _state(members: Members) -> tuple[int, int]:
     """How many ranks are in an operation of a group, and for how many it is broken."""
     broken = sum(group["failure"] is not None for _, group in members.values())
     busy = [group for _, group in members.values() if group["running"] and group["failure"] is None]
@@ -131,7 +129,7 @@ def _state(members: Mapping[int, tuple[Record, Record]]) -> tuple[int, int]:
 
 
 def _merged(
-    members: Mapping[int, tuple[Record, Record]],
+    members: Members,
     records: Sequence[Record],
     silent: Mapping[int, str],
     numbers: Mapping[str, int],
@@ -161,7 +159,7 @@ def _position(group: Record) -> float:
     """The operation that a rank is in, or comes to next."""
     if group["running"]:
         return float(group["running"]["number"])
-    return float(group["operations"][-1]["number"] + 1 if group["operations"] else 0)
+    return float(group["operations"][-1]["number"] + 1) if group["operations"] else 0.0
 
 
 def doing(group: Record) -> str:
@@ -209,10 +207,7 @@ def _code(record: Record, rank: int, group: Record, numbers: Mapping[str, int]) 
 
 
 def _absent(
-    rank: int,
-    members: Mapping[int, tuple[Record, Record]],
-    records: Sequence[Record],
-    silent: Mapping[int, str],
+    rank: int, members: Members, records: Sequence[Record], silent: Mapping[int, str]
 ) -> tuple[float, str]:
     """A rank that has no record of the group."""
     groups = [group for _, group in members.values()]
@@ -233,7 +228,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{names[0]} waits" if len(names) == 1 else f"{', '.join(names)} wait"
 
 
-def _disagreement(members: Mapping[int, tuple[Record, Record]]) -> list[str]:
+def _disagreement(members: Members) -> list[str]:
     """The first operation that two ranks have called differently, if there is one."""
     calls: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, (_, group) in sorted(members.items()):
