@@ -19,22 +19,19 @@ Three limits are contenders, too, timed in the same rounds as the others, on ten
 ``copy``
     A copy of the data in memory.
 
-Inputs whose exact result is known, so that a wrong element can be counted.
-
-Problem: floating-point sums depend on the order of the additions, so that "close
-enough" hides lost and doubled contributions. Here the inputs are small integers, such
-that every partial sum, in any order, is exact in the dtype: the result is then known
-to the last bit. They differ by rank and by index. A table as long as the largest
-prime below 2^16 is repeated, so that data that end up displaced by a power of two show.
-
-Source of the idea: nccl-tests, ``verifiable``.
+`Oracle` has inputs whose exact result is known, so that a wrong element can be counted.
+Floating-point sums depend on the order of the additions, so that "close enough" hides lost and
+doubled contributions. Here the inputs are small integers, such that every partial sum, in any
+order, is exact in the dtype: the result is then known to the last bit. They differ by rank and by
+index. A table as long as the largest prime below 2^16 is repeated, so that data that end up
+displaced by a power of two show. Source of the idea: nccl-tests, ``verifiable``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import torch
@@ -61,31 +58,46 @@ OVER = "@"
 LIMITS = ("exchange", "add", "copy")
 """Names of the limits among the contenders."""
 
-DTYPES = {
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "int32": torch.int32,
-    "uint32": torch.uint32,
-    "int64": torch.int64,
-    "uint64": torch.uint64,
-    "half": torch.float16,
-    "float": torch.float32,
-    "double": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "f8e4m3": torch.float8_e4m3fn,
-    "f8e5m2": torch.float8_e5m2,
-    # torch's own, beyond those of nccl-tests
-    "int16": torch.int16,
-    "uint16": torch.uint16,
-    "bool": torch.bool,
-    "complex64": torch.complex64,
-    "complex128": torch.complex128,
+_NAMES = [
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "half",
+    "float",
+    "double",
+    "bfloat16",
+    "f8e4m3",
+    "f8e5m2",
+]
+_ONLY_OF_TORCH = ("int16", "uint16", "bool", "complex64", "complex128")
+_OF_TORCH = {"f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}  # the other names are the same
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, _OF_TORCH.get(name, name)) for name in (*_NAMES, *_ONLY_OF_TORCH)
 }
-"""Dtypes by the names of nccl-tests."""
+"""Dtypes by the names of nccl-tests, and more by those of torch."""
 
 _CPU = torch.device("cpu")
 _TAG = 1
 _LIMIT_S = 300.0
+
+_FACTOR = 2.0  # of PREMUL_SUM
+_PERIOD = 65521  # of the table of inputs
+_LARGEST = 1 << 20  # more different values would not show more
+_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+_ANY = ("sum", "max", "bor")  # on bool these are "or", as in torch; see ringcoll.reduction
+_ALL = ("product", "min", "band")
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **dict.fromkeys(("sum", "avg", "premul_sum"), torch.add),
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
 # Functions on single tensors, by what follows the collective's name: the newest first.
 _OF_SINGLE = ("_single", "_into_tensor", "_tensor", "")
 
@@ -161,12 +173,12 @@ class Buffers:
         shared: bool = False,
     ) -> Buffers:
         """Allocate them, and touch every page, so that none is a shared page of zeros."""
-        ones = _shared_ones if shared else _ones
-        sizes, dtype = shape(workload, world_size), DTYPES[workload.dtype]
+        ones = partial(_ones, dtype=DTYPES[workload.dtype], device=device, shared=shared)
+        sizes = shape(workload, world_size)
         send, recv, count = sizes.send_numel, sizes.recv_numel, sizes.count
         if not in_place:
-            return cls(ones(send, dtype, device), ones(recv, dtype, device), in_place)
-        whole = ones(max(send, recv), dtype, device)
+            return cls(ones(send), ones(recv), in_place)
+        whole = ones(max(send, recv))
         rooted = contract(workload.collective).rooted
         block = rank if not rooted or rank == workload.root else 0
         part = whole[block * count : (block + 1) * count]
@@ -174,11 +186,9 @@ class Buffers:
         return cls(inp, out, in_place)
 
 
-def _ones(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones(numel, dtype=torch.float32, device=device).to(dtype)
-
-
-def _shared_ones(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _ones(numel: int, dtype: torch.dtype, device: torch.device, shared: bool) -> Tensor:
+    if not shared:
+        return torch.ones(numel, dtype=torch.float32, device=device).to(dtype)
     if device.type != "cpu":
         raise ArgumentError("is on the CPU", argument="shared_tensors", expected="cpu", got=device)
     return ringcoll.empty_shared(numel, dtype=dtype).fill_(1)
@@ -207,10 +217,9 @@ def caller(
         op = OPERATORS.get(workload.op, "sum").upper()  # of a collective that has none, any
         return _call(*_bound(dist, getattr(dist.ReduceOp, op), *place), buffers)
     name, _, transport = contender.partition(OVER)
-    own_op = premul_sum(FACTOR) if workload.op == "mulsum" else workload.op
+    own_op = premul_sum(_FACTOR) if workload.op == "mulsum" else workload.op
     is_persistent = name in (PERSISTENT, SHARED)
-    library = _Plans() if is_persistent else ringcoll
-    function, copies = _bound(library, own_op, *place)
+    function, copies = _bound(ringcoll, own_op, *place, plans=is_persistent)
     function = partial(
         function,
         group=_group_over(transport) if transport else None,
@@ -225,11 +234,22 @@ def _refuse(async_op: bool) -> None:
 
 
 def _bound(
-    library: Any, op: object, workload: Workload, buffers: Buffers, rank: int, world_size: int
+    library: Any,
+    op: object,
+    workload: Workload,
+    buffers: Buffers,
+    rank: int,
+    world_size: int,
+    *,
+    plans: bool = False,
 ) -> tuple[Callable[..., Any], bool]:
-    """A library's function with its tensors; and whether the output is a copy of the input."""
+    """A library's function with its tensors; and whether the output is a copy of the input.
+
+    If ``plans``, the function prepares its call, and does not run it.
+    """
     names = (f"{workload.collective}{end}" for end in _OF_SINGLE)
     function = getattr(library, next(name for name in names if hasattr(library, name)))
+    function = function.plan if plans else function
     inp, out, apart = buffers.inp, buffers.out, not buffers.in_place
     root = max(0, workload.root)
     is_root = rank == root
@@ -237,32 +257,26 @@ def _bound(
         case "all_reduce" if library is dist:
             return partial(function, out, op), apart
         case "all_reduce" | "scan" | "exscan":
-            return partial(function, inp, op, out=out if apart else None), False
+            call = partial(function, inp, op, out=out if apart else None)
         case "reduce" if library is dist:
             return partial(function, out, root, op), apart
         case "reduce":
-            return partial(function, inp, root, op, out=out if apart and is_root else None), False
+            call = partial(function, inp, root, op, out=out if apart and is_root else None)
         case "broadcast":
             return partial(function, out, root), apart and is_root
         case "reduce_scatter":
-            return partial(function, out, inp, op), False
+            call = partial(function, out, inp, op)
         case "gather":
-            return partial(
-                function, inp, _blocks(out, world_size) if is_root else None, root
-            ), False
+            blocks = [*out.tensor_split(world_size)] if is_root else None
+            call = partial(function, inp, blocks, root)
         case "scatter":
-            return partial(
-                function, out, _blocks(inp, world_size) if is_root else None, root
-            ), False
+            blocks = [*inp.tensor_split(world_size)] if is_root else None
+            call = partial(function, out, blocks, root)
         case "barrier":
-            return function, False
+            call = function
         case _:
-            return partial(function, out, inp), False
-
-
-def _blocks(whole: Tensor, world_size: int) -> list[Tensor]:
-    count = whole.numel() // world_size
-    return [whole[block * count : (block + 1) * count] for block in range(world_size)]
+            call = partial(function, out, inp)
+    return call, False
 
 
 def _call(function: Callable[..., Any], copies: bool, buffers: Buffers) -> Caller:
@@ -277,23 +291,10 @@ def _call(function: Callable[..., Any], copies: bool, buffers: Buffers) -> Calle
     return call
 
 
-class _Plans:
-    """The library, of which every function prepares its call, and does not run it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(ringcoll, name).plan
-
-
 def _prepared_once(plan: Callable[..., Callable[[], object]]) -> Callable[..., Any]:
     """A call that is prepared when it is first made, asynchronous or not."""
-    prepared: dict[bool, Callable[[], object]] = {}
-
-    def call(async_op: bool) -> Any:
-        if async_op not in prepared:
-            prepared[async_op] = plan(async_op=async_op)
-        return prepared[async_op]()
-
-    return call
+    prepared = lru_cache(lambda async_op: plan(async_op=async_op))
+    return lambda async_op: prepared(async_op)()
 
 
 _groups: dict[str, dist.ProcessGroup] = {}  # by their transport
@@ -306,14 +307,15 @@ def _group_over(transport: str) -> dist.ProcessGroup:
         group = _groups[transport] = dist.new_group()
         ringcoll.use(group, transport=transport)
     used = communicator(group, _CPU).transport.name
-    if used != transport:
-        raise ArgumentError(
-            "the environment asks for another transport",
-            argument="algorithms",
-            expected=used,
-            got=transport,
-        )
+    check_transport(used, transport, "algorithms")
     return group
+
+
+def check_transport(used: str, wanted: str, argument: str) -> None:
+    """Raise `ArgumentError` if the environment has forced another transport."""
+    if used != wanted:
+        text = "the environment asks for another transport"
+        raise ArgumentError(text, argument=argument, expected=used, got=wanted)
 
 
 def close_groups() -> None:
@@ -356,11 +358,10 @@ def limit_caller(
     if name == "exchange":
         return _exchange(exchanged_nbytes(workload, world_size), world_size, device)
     dtype = DTYPES[workload.dtype]
-    adds = name == "add"
-    numel = added_numel(workload, world_size) if adds else 0
-    numel = numel if adds else shape(workload, world_size).nbytes // dtype.itemsize
+    numel = shape(workload, world_size).nbytes // dtype.itemsize
+    numel = added_numel(workload, world_size) if name == "add" else numel
     here, there = (torch.ones(numel, device=device).to(dtype) for _ in range(2))
-    if not adds:
+    if name == "copy":
         return lambda times: [here.copy_(there) for _ in range(times)]
     there.zero_()  # the sum of thousands of additions stays what it is
     try:
@@ -388,14 +389,7 @@ def _exchange(nbytes: int, world_size: int, device: torch.device) -> Callable[[i
     return exchange
 
 
-FACTOR = 2.0
-"""The factor of the inputs of PREMUL_SUM."""
-
-_PERIOD = 65521
-_LARGEST = 1 << 20  # more different values would not show more
-_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-_ANY = ("sum", "max", "bor")  # on bool these are "or", as in torch; see ringcoll.reduction
-_ALL = ("product", "min", "band")
+# --- inputs and exact results -----------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
@@ -442,8 +436,7 @@ class Oracle:
         limit = _exact_up_to(self.dtype)
         if not contract(self.collective).reduces or self.dtype is torch.bool:
             return True
-        needed = {"sum": 1, "avg": 2, "premul_sum": 2}
-        return limit >= needed.get(self.op, 0) * self.world_size
+        return limit >= {"sum": 1, "avg": 2, "premul_sum": 2}.get(self.op, 0) * self.world_size
 
     def input(self, rank: int, numel: int) -> Tensor:
         """The input of a rank."""
@@ -478,9 +471,9 @@ class Oracle:
             case "sum":
                 return _up_to(limit // k, hashes)
             case "premul_sum":
-                return _up_to(limit // int(FACTOR * k), hashes)
+                return _up_to(limit // int(_FACTOR * k), hashes)
             case "avg" if rank == k - 1 > 0:  # it makes the sum a multiple of k
-                return -sum((self._contribution(r) for r in range(k - 1)), _zeros()) % k
+                return -torch.stack([self._contribution(r) for r in range(k - 1)]).sum(0) % k
             case "avg":
                 return _up_to(limit // k - (k > 1), hashes)
             case "product":  # at each index some ranks, not always the same, bring a 2
@@ -506,26 +499,10 @@ class Oracle:
         op = self.op
         if self.dtype is torch.bool:
             op = "max" if op in _ANY else "min" if op in _ALL else op
-        total, *others = (self._contribution(rank) for rank in range(ranks))
-        for other in others:
-            match op:
-                case "sum" | "avg" | "premul_sum":
-                    total = total + other
-                case "product":
-                    total = total * other
-                case "min":
-                    total = torch.minimum(total, other)
-                case "max":
-                    total = torch.maximum(total, other)
-                case "band":
-                    total = total & other
-                case "bor":
-                    total = total | other
-                case _:
-                    total = total ^ other
+        total = reduce(_COMBINE[op], map(self._contribution, range(ranks)))
         if op == "avg":
             total = total // self.world_size
-        return total * int(FACTOR) if op == "premul_sum" else total
+        return total * int(_FACTOR) if op == "premul_sum" else total
 
     def _repeated(self, table: Tensor, start: int, numel: int) -> Tensor:
         """Elements from ``start`` on of a table that repeats itself for ever."""
@@ -539,10 +516,6 @@ class Oracle:
 def _up_to(largest: int, hashes: Tensor) -> Tensor:
     """Numbers that add something; only where there are too few of them, some are 0."""
     return hashes % largest + 1 if largest > 1 else hashes % 2
-
-
-def _zeros() -> Tensor:
-    return torch.zeros(_PERIOD, dtype=torch.int64, device="cpu")
 
 
 def _converted(table: Tensor, dtype: torch.dtype) -> Tensor:
