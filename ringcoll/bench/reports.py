@@ -1,12 +1,7 @@
-"""The facts that a measurement has to be read with: versions, machine, load, command.
+"""Measurements in sentences, as JSON and as CSV, with the facts that they have to be read with.
 
-Measurements compared, in numbers and in sentences.
-
-A contender counts as faster than another at a size if the quartiles of their times do
-not overlap; otherwise the two are about even. That describes the measurements, and is no
-test of significance.
-
-Measurements as data: the JSON and CSV of `ringcoll bench`, and those of `ringcoll compare`.
+A contender counts as faster than another at a size if the quartiles of their times do not overlap;
+otherwise the two are about even. That describes the measurements, and is no test of significance.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -27,23 +22,22 @@ from ringcoll._version import __version__
 from ringcoll.algorithms import ALIASES
 from ringcoll.bench.contenders import LIMITS, NATIVE, OVER, Workload
 from ringcoll.bench.measure import BenchRequest, Result, Timing
-from ringcoll.bench.rounds import as_size
+from ringcoll.bench.rounds import Summary, as_size
 from ringcoll.machine import cores, cpu
 
 # Variables that change what is measured. Files of results are passed on, so no others are in them.
 _VARIABLES = ("GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "RINGCOLL_", "TORCH_", "UCX_")
+_JSON_VERSION = 2  # of the layout of nccl-tests that is followed
+_STATISTICS = ("min", "max", "avg", "p25", "p50", "p75", "p95", "p99", "stdev")
+_US = 1e6
 
 
 def oversubscribed(world_size: int) -> tuple[str, ...]:
     """A sentence to print beside results if ranks have to share cores; otherwise nothing."""
     available = cores()
-    if world_size <= available:
-        return ()
-    plural = "" if available == 1 else "s"
-    return (
-        f"{world_size} ranks share {available} core{plural}: "
-        "times include waiting for the scheduler",
-    )
+    shared = f"{world_size} ranks share {available} core{'s' * (available != 1)}"
+    sentence = f"{shared}: times include waiting for the scheduler"
+    return (sentence,) if world_size > available else ()
 
 
 def ran_on(facts: dict[str, Any]) -> str:
@@ -103,9 +97,13 @@ def by_size(results: Iterable[Result]) -> BySize:
     return table
 
 
-def _median(result: Result) -> float:
+def _summary(result: Result) -> Summary:
     assert result.timed is not None
-    return result.timed.summary.p50_s
+    return result.timed.summary
+
+
+def _median(result: Result) -> float:
+    return _summary(result).p50_s
 
 
 def speed_against(result: Result, other: Result) -> float:
@@ -115,11 +113,9 @@ def speed_against(result: Result, other: Result) -> float:
 
 def faster(first: Result, second: Result) -> str:
     """The contender that is faster; `EVEN` if their quartiles overlap."""
-    assert first.timed is not None
-    assert second.timed is not None
-    if first.timed.summary.p75_s < second.timed.summary.p25_s:
+    if _summary(first).p75_s < _summary(second).p25_s:
         return first.contender
-    return second.contender if second.timed.summary.p75_s < first.timed.summary.p25_s else EVEN
+    return second.contender if _summary(second).p75_s < _summary(first).p25_s else EVEN
 
 
 def _where(group: list[int], sizes: Sequence[int]) -> str:
@@ -129,27 +125,30 @@ def _where(group: list[int], sizes: Sequence[int]) -> str:
     ('up to 16 B', 'at 16 B', 'at 4 B')
     """
     first, last = as_size(group[0]), as_size(group[-1])
-    if group[0] == sizes[0] and group[-1] == sizes[-1]:
-        return "at every size" if len(group) > 1 else f"at {first}"
-    if group[0] == sizes[0]:
-        return f"up to {last}" if len(group) > 1 else f"at {first}"
-    if group[-1] == sizes[-1]:
+    begins, ends = group[0] == sizes[0], group[-1] == sizes[-1]
+    if ends and not begins:
         return f"from {first} on"
-    return f"from {first} to {last}" if len(group) > 1 else f"at {first}"
+    if len(group) == 1:
+        return f"at {first}"
+    if begins:
+        return "at every size" if ends else f"up to {last}"
+    return f"from {first} to {last}"
+
+
+def _ranges(sizes: Sequence[int], word: Callable[[int], str]) -> str:
+    """What holds at which sizes, for example "ring is faster up to 16 B, about even from ..."."""
+    return ", ".join(f"{key} {_where(list(alike), sizes)}" for key, alike in groupby(sizes, word))
 
 
 def duel(table: BySize, first: str, second: str, *, names: tuple[str, str] | None = None) -> str:
     """Say which of two contenders of `by_size` is faster at which sizes; ``names`` them so."""
-    called = names or (label(first), label(second))
+    one, other = names or (label(first), label(second))
     sizes = [nbytes for nbytes, row in sorted(table.items()) if first in row and second in row]
     if not sizes:
-        return f"{called[0].capitalize()} and {called[1]} were not measured at a common size."
-    words = {first: f"{called[0]} is faster", second: f"{called[1]} is faster", EVEN: "about even"}
-    parts = [
-        f"{words[word]} {_where(list(group), sizes)}"
-        for word, group in groupby(sizes, lambda n: faster(table[n][first], table[n][second]))
-    ]
-    return f"{called[0].capitalize()} against {called[1]}: {', '.join(parts)}."
+        return f"{one.capitalize()} and {other} were not measured at a common size."
+    words = {first: f"{one} is faster", second: f"{other} is faster", EVEN: "about even"}
+    ranges = _ranges(sizes, lambda n: words[faster(table[n][first], table[n][second])])
+    return f"{one.capitalize()} against {other}: {ranges}."
 
 
 def _fastest(row: dict[str, Result]) -> str:
@@ -157,12 +156,8 @@ def _fastest(row: dict[str, Result]) -> str:
 
 
 def _winners(table: BySize) -> str:
-    sizes = sorted(table)
-    parts = [
-        f"{label(name)} {_where(list(group), sizes)}"
-        for name, group in groupby(sizes, lambda nbytes: _fastest(table[nbytes]))
-    ]
-    return f"Lowest median: {', '.join(parts)}."
+    ranges = _ranges(sorted(table), lambda nbytes: label(_fastest(table[nbytes])))
+    return f"Lowest median: {ranges}."
 
 
 def _against_native(table: BySize) -> str | None:
@@ -175,31 +170,27 @@ def _against_native(table: BySize) -> str | None:
     if not ratios:
         return None
     low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+    text = f"The fastest of ringcoll runs at {ratios[low]:.2f} times"
     if low == high:
-        return (
-            f"The fastest of ringcoll runs at {ratios[low]:.2f} times the speed of native "
-            f"at {as_size(low)}."
-        )
-    return (
-        f"The fastest of ringcoll runs at {ratios[low]:.2f} times (at {as_size(low)}) to "
-        f"{ratios[high]:.2f} times (at {as_size(high)}) the speed of native."
-    )
+        return f"{text} the speed of native at {as_size(low)}."
+    to = f"{ratios[high]:.2f} times (at {as_size(high)}) the speed of native"
+    return f"{text} (at {as_size(low)}) to {to}."
 
 
 def _correctness(results: Sequence[Result]) -> str:
     checked = [result for result in results if result.wrong is not None]
-    wrong = [result for result in checked if result.wrong]
     if not checked:
         return "No result was checked."
-    if not wrong:
-        ranks = checked[0].world_size
-        every = "All results were" if len(checked) == len(results) else "All that ran was"
-        return f"{every} right to the last bit, on all {ranks} ranks, in place and out of place."
-    named = ", ".join(
+    wrong = ", ".join(
         f"{label(result.contender)} at {as_size(result.nbytes)} ({result.wrong} elements)"
-        for result in wrong
+        for result in checked
+        if result.wrong
     )
-    return f"WRONG results: {named}."
+    if wrong:
+        return f"WRONG results: {wrong}."
+    ranks = checked[0].world_size
+    every = "All results were" if len(checked) == len(results) else "All that ran was"
+    return f"{every} right to the last bit, on all {ranks} ranks, in place and out of place."
 
 
 def sentences(results: Sequence[Result]) -> Iterator[str]:
@@ -207,10 +198,9 @@ def sentences(results: Sequence[Result]) -> Iterator[str]:
     table = by_size(results)
     if table:
         yield _winners(table)
-    pairs = (("ring", "tree"), ("ring", "double_tree"))
-    for first, second in pairs:
-        if any(first in row and second in row for row in table.values()):
-            yield duel(table, first, second)
+    for other in ("tree", "double_tree"):
+        if any("ring" in row and other in row for row in table.values()):
+            yield duel(table, "ring", other)
     if (ratios := _against_native(table)) is not None:
         yield ratios
     for name, reason in dict.fromkeys((r.contender, r.refused) for r in results if r.refused):
@@ -250,10 +240,6 @@ def efficiencies(results: Sequence[Result]) -> list[Efficiency]:
         nbytes = own[0].nbytes
         comparisons.append(Efficiency(workload, nbytes, exchange_s, add_s, copy_s, shares))
     return comparisons
-
-
-_JSON_VERSION = 2  # of the layout of nccl-tests that is followed
-_US = 1e6
 
 
 def timings(results: Iterable[Result]) -> Iterator[tuple[Result, str, Timing]]:
@@ -356,19 +342,14 @@ def _record(result: Result) -> dict[str, Any]:
             "nwrong": timing.wrong,
         }
         times[f"{mode}_per_iter"] = _per_iteration(timing)
-    return (
-        _what(result)
-        | {"root": str(result.workload.root)}
-        | times
-        | {
-            "actual_iterations": actual,
-            "experiment_name": result.workload.collective,
-            "error": result.refused,
-        }
-    )
-
-
-_STATISTICS = ("min", "max", "avg", "p25", "p50", "p75", "p95", "p99", "stdev")
+    return {
+        **_what(result),
+        "root": str(result.workload.root),
+        **times,
+        "actual_iterations": actual,
+        "experiment_name": result.workload.collective,
+        "error": result.refused,
+    }
 
 
 def _per_iteration(timing: Timing) -> dict[str, Any]:
@@ -384,15 +365,15 @@ def csv_records(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
     """The table for CSV: a row for each size, contender and mode, times in microseconds."""
     for result in results:
         for _, mode, timing in timings([result]):
-            median = timing.summary.p50_s
+            summary = timing.summary
             yield _what(result) | {
                 "mode": mode,
-                "time_us": median * _US,
-                "algbw": result.algbw(median),
-                "busbw": result.busbw(median),
+                "time_us": summary.p50_s * _US,
+                "algbw": result.algbw(summary.p50_s),
+                "busbw": result.busbw(summary.p50_s),
                 "wrong": timing.wrong,
-                "samples": timing.summary.samples,
-                "spread": timing.summary.spread,
+                "samples": summary.samples,
+                "spread": summary.spread,
                 "error": None,
             }
         if result.refused:
