@@ -1,8 +1,8 @@
 """Where the time goes: a picture of all ranks on one clock, and its summary.
 
 Problem: an operation, or a training step, is slow, and nobody sees whether ranks wait for each
-other, move bytes, reduce, or compute. `trace` notes every send, receive, wait, reduction and copy of
-the operations of a group, and the phases of `ringcoll.tracing.phases`; rank 0 writes a file that
+other, move bytes, reduce, or compute. `trace` notes every send, receive, wait, reduction and copy
+of the operations of a group, and the phases of `ringcoll.tracing.phases`; rank 0 writes a file that
 Perfetto reads.
 
 Cost: nothing without a trace. With a trace, two looks at the clock and a small tuple for each

@@ -120,9 +120,9 @@ def trace(
 
     Notes
     -----
-    If the block raises, there is no file, and the error is passed on at once. Operations
-    that the block has started, and that nobody has waited for yet, belong to the trace. Where traces
-    are nested, phases belong to the inner one. With phases, the peaks of memory are measured where
+    If the block raises, there is no file, and the error is passed on at once. Operations that the
+    block has started, and that nobody has waited for yet, belong to the trace. Where traces are
+    nested, phases belong to the inner one. With phases, the peaks of memory are measured where
     each rank is a process of its own; the process's own peak (``VmHWM``) begins again each time.
 
     Examples

@@ -1,8 +1,7 @@
-"""Where the time of each rank has gone, in numbers.
+"""Where the time of each rank has gone: of its operations, of its phases, and in sentences.
 
-Where the time of each phase has gone: computing, communicating, or waiting, and for whom.
-
-It is the time of the thread that has entered the trace. Each moment of a phase is one of these::
+A phase computes, communicates, or waits for some rank. Its time is that of the thread that has
+entered the trace. Each moment of a phase is one of these::
 
     waiting        for a message: in an operation that runs in this thread; in an asynchronous
                    operation, while this thread waits for the operation; or between two ranks
@@ -12,8 +11,6 @@ It is the time of the thread that has entered the trace. Each moment of a phase 
 Asynchronous operations run in a thread of their own. The time in which they run while this thread
 computes is ``beside``: a part of computing, and counted nowhere else. A wait that Python does not
 see, as C++ code may wait for a future, looks like that too.
-
-Sentences on phases: who waits for whom, and which phases need most memory.
 """
 
 from __future__ import annotations
@@ -28,6 +25,8 @@ from ringcoll.tracing.recorder import Records, TracedOperation
 
 PARTS = {"waiting": ("wait",), "moving": ("post", "copy"), "reducing": ("reduce",)}
 """The parts of an operation's time, and the kinds of spans that each part is made of."""
+_LEAST_SHARE = 0.05  # of a rank's time; shorter waits are seldom worth a sentence
+_MOST_SENTENCES = 8
 
 
 @dataclass(frozen=True)
@@ -76,22 +75,13 @@ def shares(operations: Iterable[TracedOperation]) -> Shares:
     """Add up the parts of some operations of a rank."""
     operations = list(operations)
     total = sum(operation.end - operation.begin for operation in operations)
+    spans = [span for operation in operations for span in operation.spans]
     parts = {
-        f"{part}_s": 1e-9
-        * sum(
-            span.end - span.begin
-            for operation in operations
-            for span in operation.spans
-            if span.kind in kinds
-        )
+        f"{part}_s": 1e-9 * sum(span.end - span.begin for span in spans if span.kind in kinds)
         for part, kinds in PARTS.items()
     }
-    sent = [
-        message.nbytes
-        for operation in operations
-        for message in operation.messages
-        if message.is_send
-    ]
+    messages = [message for operation in operations for message in operation.messages]
+    sent = [message.nbytes for message in messages if message.is_send]
     received = [
         operation.messages[number].nbytes
         for operation in operations
@@ -217,15 +207,11 @@ def _without_inner(phases: Sequence[PhaseSpan]) -> list[_Interval]:
     return pieces
 
 
-class _Timeline(NamedTuple):
-    """The waits and operations of the phases' thread: each a disjoint sequence."""
+def _timeline(records: Records) -> tuple[list[_Interval], list[_Interval], list[_Interval]]:
+    """Operations, waits, and what runs beside, of the phases' thread: each a disjoint sequence.
 
-    busy: list[_Interval]
-    waits: list[_Interval]  # owned by the rank that is waited for
-    beside: list[_Interval]
-
-
-def _timeline(records: Records) -> _Timeline:
+    A wait is owned by the rank that is waited for.
+    """
     busy: list[_Interval] = []
     waits: list[_Interval] = []
     beside: list[_Interval] = []
@@ -248,7 +234,7 @@ def _timeline(records: Records) -> _Timeline:
     for group, joined in joins.items():
         waits += [both for _, both in _common(_disjoint(joined), _disjoint(waits_of[group]))]
     in_order = _disjoint(busy)
-    return _Timeline(in_order, _disjoint(waits), list(_gaps(_disjoint(beside), in_order)))
+    return in_order, _disjoint(waits), list(_gaps(_disjoint(beside), in_order))
 
 
 def _gaps(some: Sequence[_Interval], others: Sequence[_Interval]) -> Iterator[_Interval]:
@@ -297,10 +283,6 @@ def summarize_phases(records: Records) -> dict[str, PhaseTimes]:
     return summary | {"total": total} if summary else {}
 
 
-_LEAST_SHARE = 0.05  # of a rank's time; shorter waits are seldom worth a sentence
-_MOST_SENTENCES = 8
-
-
 def findings(ranks: Sequence[Records]) -> list[str]:
     """Sentences: who waits for whom, and in which phase; and the peak of memory by phase.
 
@@ -330,14 +312,12 @@ def findings(ranks: Sequence[Records]) -> list[str]:
                 for name, times in summary.items()
                 if name != "total"
             }
-            worst = max(by_phase, key=lambda name: by_phase[name])
-            where = ""
+            worst = max(by_phase, key=by_phase.__getitem__)
+            sentence = f"rank {rank} waits {100 * share:.0f} % of {unit} for rank {peer}"
             if len(by_phase) > 1:
                 place = "outside the phases in it" if worst in outermost else f"in {worst}"
-                where = f", {100 * by_phase[worst] / seconds:.0f} % of that {place}"
-            waits.append(
-                (share, f"rank {rank} waits {100 * share:.0f} % of {unit} for rank {peer}{where}")
-            )
+                sentence += f", {100 * by_phase[worst] / seconds:.0f} % of that {place}"
+            waits.append((share, sentence))
     waits.sort(reverse=True)
     sentences = [
         f"rank {records.rank}: {records.left_out} operations, and {records.phases_left_out} phases "
