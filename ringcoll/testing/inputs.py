@@ -7,13 +7,12 @@ A contribution that is lost, doubled or moved then changes the result. Three kin
 - ``rough``: floats are random reals, so that sums round;
 - ``special``: floats with infinities, NaN, both zeros and subnormal numbers among them.
 
-Right answers of a reduction, and what is wrong with a result.
-
-A sum of k numbers by k - 1 rounded additions, in whatever order, is off by at most
-``gamma(k - 1) * sum(abs(x))``, where ``gamma(n) = n u / (1 - n u)`` and u is the unit roundoff of the
-dtype (Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 4.2). The division
-of an average, and the rounding of a result that was added in a wider dtype, count as one more each.
-Products round as often relatively.
+`reduced` is the right answer of a reduction. A sum of k numbers by k - 1 rounded additions, in
+whatever order, is off by at most ``gamma(k - 1) * sum(abs(x))``, where
+``gamma(n) = n u / (1 - n u)`` and u is the unit roundoff of the dtype (Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd edition, section 4.2). The division of an average, and the
+rounding of a result that was added in a wider dtype, count as one more each. Products round as
+often relatively.
 """
 
 from __future__ import annotations
@@ -61,15 +60,15 @@ def _real(numel: int, rank: int, block: int, seed: int, kind: str, op: str) -> T
         )
     if kind == "exact":
         return pattern.double()
-    found = torch.randn(numel, dtype=torch.float64, generator=random, device="cpu") * 8
+    numbers = torch.randn(numel, dtype=torch.float64, generator=random, device="cpu") * 8
     if kind == "special" and numel:
         strange = torch.tensor(
             [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e-8, 1.0, -1.0], device="cpu"
         )
         where = torch.randint(0, 3, (numel,), generator=random, device="cpu") == 0
         which = torch.randint(0, len(strange), (numel,), generator=random, device="cpu")
-        found = torch.where(where, strange[which].double(), found)
-    return found
+        numbers = torch.where(where, strange[which].double(), numbers)
+    return numbers
 
 
 def values(
@@ -89,24 +88,13 @@ def values(
         share = 0.9 if op in ("product", "min", "band") else 0.1
         return torch.rand(numel, generator=random, device="cpu") < share
     if dtype.is_complex:
-        parts = [
-            _real(numel, rank, block, seed + shift, kind, op).to(
-                torch.float32 if dtype is torch.complex64 else torch.float64
-            )
-            for shift in (0, 17)
-        ]
-        return torch.complex(*parts)
+        parts = (_real(numel, rank, block, seed + shift, kind, op) for shift in (0, 17))
+        return torch.complex(*(part.to(dtype.to_real()) for part in parts))
     if dtype.is_floating_point:
         return _real(numel, rank, block, seed, kind, op).to(dtype)
     # The bits of integers: any value of the type may occur.
-    raw = torch.randint(
-        0,
-        256,
-        (numel * dtype.itemsize,),
-        dtype=torch.uint8,
-        generator=_generator(seed, rank, block),
-        device="cpu",
-    )
+    random, nbytes = _generator(seed, rank, block), numel * dtype.itemsize
+    raw = torch.randint(256, (nbytes,), dtype=torch.uint8, generator=random, device="cpu")
     return raw.view(dtype) if numel else torch.empty(0, dtype=dtype, device="cpu")
 
 
@@ -121,11 +109,6 @@ OPERATORS: dict[str, Any] = {
     "bxor": np.bitwise_xor,
 }
 _SIGNED_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PART = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
 
 
 class Expected(NamedTuple):
@@ -178,7 +161,7 @@ def _different_bits(got: Tensor, want: Tensor) -> Tensor:
     if not got.numel():
         return torch.zeros(0, dtype=torch.bool, device="cpu")
     if got.is_complex():
-        part = _PART[got.dtype]
+        part = got.dtype.to_real()
         return _different_bits(got.view(part), want.view(part)).view(-1, 2).any(1)
     view = _SIGNED_OF_SIZE[got.dtype.itemsize]
     wrong = got.view(view) != want.view(view)

@@ -8,11 +8,9 @@ a failure, and where a test has made or ended groups.
 A rank finds a test's function by its module's file and its name, and loads the module with the
 assertions that pytest writes. A function without a name of its own is sent by cloudpickle.
 
-The answer of a rank: a value or a failure; and which of the failures is raised.
-
-A rank that fails leaves its groups, so that ranks that wait for it fail soon, too. The failure that
-came first in time is the cause. Its exception is raised by the parent; the ranks' tracebacks stand
-above it, the first rank's first.
+A rank answers with a value or a failure. A rank that fails leaves its groups, so that ranks that
+wait for it fail soon, too. The failure that came first in time is the cause. Its exception is
+raised by the parent; the ranks' tracebacks stand above it, the first rank's first.
 """
 
 from __future__ import annotations
@@ -98,8 +96,8 @@ def _named(function: Any) -> Named | None:
 
 def _body(module: Any, name: str) -> Any:
     """A function of a module; of a test that `ranks` has wrapped, what is inside."""
-    found = reduce(lambda value, part: getattr(value, part, None), name.split("."), module)
-    return getattr(found, "ringcoll_ranks", (None, found))[1]
+    function = reduce(lambda value, part: getattr(value, part, None), name.split("."), module)
+    return getattr(function, "ringcoll_ranks", (None, function))[1]
 
 
 def _packed(function: Callable[..., Any]) -> Named | bytes:
