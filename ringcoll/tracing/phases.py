@@ -79,16 +79,10 @@ _thread = _Thread()
 
 
 class PhaseLog:
-    """The phases and waits of one thread.
+    """The phases and waits of one thread, by a clock in nanoseconds.
 
-    Parameters
-    ----------
-    clock
-        Clock in nanoseconds.
-    most
-        Number of phases, and of waits, that are kept; further ones are counted in ``left_out``.
-    peaks
-        Measures peaks of memory; ``None`` if they cannot be measured.
+    At most ``most`` phases, and waits, are kept; further ones are counted in ``left_out``.
+    ``peaks`` measures peaks of memory; ``None`` if they cannot be measured.
     """
 
     def __init__(self, clock: Callable[[], int], most: int, peaks: Peaks | None = None) -> None:

@@ -215,18 +215,8 @@ class TracedWork(Work):
 class Tracer:
     """Notes the operations of one rank of a group: at most ``most``; it only counts the others.
 
-    Parameters
-    ----------
-    member
-        The rank's end of the group.
-    records
-        The notes of the rank, of all its traced groups.
-    log
-        The phases of the thread that has entered the trace.
-    group
-        Number of the group among those that are traced; ``records.groups`` has its ranks.
-    clock, most
-        See `trace`.
+    ``records`` are the notes of the rank, of all its traced groups; ``group`` is the number of the
+    group in them. ``log`` has the phases of the thread that has entered the trace.
     """
 
     def __init__(

@@ -233,16 +233,10 @@ def _other_end(connection: socket.socket) -> tuple[int, int]:
 
 
 class Answering:
-    """A thread that answers, until `end` or the end of the process.
+    """A thread that answers with the text that ``answer`` returns, until `end`.
 
-    ``answer`` returns the text, which is made anew for each who asks.
-
-    Raises
-    ------
-    OSError
-        The system has no such sockets, or another user has taken the name.
-    GroupBrokenError
-        The program ends.
+    Raises ``OSError`` if the system has no such sockets, or another user has taken the name;
+    `GroupBrokenError` if the program ends.
     """
 
     def __init__(self, answer: Callable[[], str]) -> None:
