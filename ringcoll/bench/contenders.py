@@ -181,8 +181,8 @@ class Buffers:
         whole = ones(max(send, recv))
         rooted = contract(workload.collective).rooted
         block = rank if not rooted or rank == workload.root else 0
-        part = whole[block * count : (block + 1) * count]
-        inp, out = part if send < recv else whole, part if recv < send else whole
+        own = whole[block * count : (block + 1) * count]
+        inp, out = own if send < recv else whole, own if recv < send else whole
         return cls(inp, out, in_place)
 
 

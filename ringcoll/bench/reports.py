@@ -142,13 +142,13 @@ def _ranges(sizes: Sequence[int], word: Callable[[int], str]) -> str:
 
 def duel(table: BySize, first: str, second: str, *, names: tuple[str, str] | None = None) -> str:
     """Say which of two contenders of `by_size` is faster at which sizes; ``names`` them so."""
-    one, other = names or (label(first), label(second))
+    name, rival = names or (label(first), label(second))
     sizes = [nbytes for nbytes, row in sorted(table.items()) if first in row and second in row]
     if not sizes:
-        return f"{one.capitalize()} and {other} were not measured at a common size."
-    words = {first: f"{one} is faster", second: f"{other} is faster", EVEN: "about even"}
+        return f"{name.capitalize()} and {rival} were not measured at a common size."
+    words = {first: f"{name} is faster", second: f"{rival} is faster", EVEN: "about even"}
     ranges = _ranges(sizes, lambda n: words[faster(table[n][first], table[n][second])])
-    return f"{one.capitalize()} against {other}: {ranges}."
+    return f"{name.capitalize()} against {rival}: {ranges}."
 
 
 def _fastest(row: dict[str, Result]) -> str:
@@ -206,9 +206,6 @@ def sentences(results: Sequence[Result]) -> Iterator[str]:
     for name, reason in dict.fromkeys((r.contender, r.refused) for r in results if r.refused):
         yield f"{label(name).capitalize()} is not available: {reason}"
     yield _correctness(results)
-
-
-# --- limits ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

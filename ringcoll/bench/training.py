@@ -216,9 +216,6 @@ def check_fit(request: TrainingRequest, world_size: int) -> None:
         check_trainer(contender.trainer, task, world_size, request.gradients(contender))
 
 
-# --- contenders -----------------------------------------------------------------------
-
-
 class _Runner:
     """One contender on this rank: its trainer, and measurements so far."""
 

@@ -200,9 +200,6 @@ def _difference(value: Any, first: Any) -> str:
     return f"{value!r}, expected {first!r}"
 
 
-# --- threads ------------------------------------------------------------------------------
-
-
 def _on_threads(
     group: Group, function: Callable[..., Any], arguments: Sequence[Arguments]
 ) -> list[Any]:

@@ -82,9 +82,6 @@ def join(group: Group, rank: int, store: dist.Store) -> None:
     dist.barrier()  # ranks that have met learn soon that one of them has left
 
 
-# --- in the parent ------------------------------------------------------------------------
-
-
 def _named(function: Any) -> Named | None:
     """Where a rank finds a function; ``None`` if it cannot be found by name."""
     module = sys.modules.get(function.__module__)
@@ -210,8 +207,6 @@ class _Pool:
 
 POOL = _Pool()
 
-
-# --- on a rank ----------------------------------------------------------------------------
 
 _joined = 0  # number of the default group
 
