@@ -78,7 +78,7 @@ ONLY = {
     "socket": {
         *("machine/stores", "launch/mpi_ranks", "transport/gloo", "resilient/membership"),
         *("bench/measure", "launch/adopted"),  # the host's name; a free port
-        *("watch/flight_recorder", "machine/lines", "machine/mailbox"),
+        *("watch/flight_report", "machine/lines", "machine/mailbox"),
         "machine/facts",  # the way to another host, on which nothing is sent
     },
     "*.create_server": {"machine/stores", "machine/lines", "machine/mailbox"},

@@ -6,8 +6,8 @@
 `progress`           what this rank does, as a record that the thread of operations writes
 `diagnosis`          what is wrong, told from that record, the notices and the lives
 `monitor`            looks around when a wait is long, breaks it, tells the cause; compares calls
-`flight_recorder`    what the groups of a process do, for other processes that ask
-`flight_report`      the same of all ranks, merged and in words
+`flight_recorder`    what the groups of a process do, for somebody who looks on from outside
+`flight_report`      how processes ask each other for it; the same of all ranks, in words
 ===================  ==========================================================
 """
 

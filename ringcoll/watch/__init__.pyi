@@ -1,9 +1,9 @@
 from . import flight_recorder as flight_recorder
-from .flight_recorder import FOREIGN as FOREIGN
-from .flight_recorder import answering as answering
-from .flight_recorder import ask as ask
-from .flight_recorder import in_words as in_words
+from .flight_report import FOREIGN as FOREIGN
+from .flight_report import answering as answering
+from .flight_report import ask as ask
 from .flight_report import doing as doing
+from .flight_report import in_words as in_words
 from .flight_report import read_record as read_record
 from .flight_report import related as related
 from .flight_report import report as report
