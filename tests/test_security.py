@@ -58,7 +58,7 @@ ELEMENT = 12345678
 # be judged, and the page to be written again. ``*`` stands for any letters.
 ONLY = {
     # pickle and its kin; `multiprocessing` pickles what passes through its connections
-    "pickle": {"launch/processes", "testing/pool", "testing/outcome", "testing/on_ranks"},
+    "pickle": {"launch/processes", "testing/pool", "testing/on_ranks"},
     "cloudpickle": {"launch/processes"},
     "multiprocessing": {"launch/processes"},
     "dist.*_object": {"bench/measure", "cli/measuring"},
@@ -77,8 +77,8 @@ ONLY = {
     "subprocess": {"cli/doctor", "cli/programs", "launch/mpiexec"},
     "socket": {
         *("machine/stores", "launch/mpi_ranks", "transport/gloo", "resilient/membership"),
-        *("bench/environment", "launch/mpiexec"),  # the host's name; a free port
-        *("watch/answers", "machine/lines", "machine/mailbox"),
+        *("bench/measure", "launch/mpiexec"),  # the host's name; a free port
+        *("watch/flight_report", "machine/lines", "machine/mailbox"),
         "machine/facts",  # the way to another host, on which nothing is sent
     },
     "*.create_server": {"machine/stores", "machine/lines", "machine/mailbox"},
@@ -90,12 +90,12 @@ ONLY = {
     "*.mkdir": {"machine/tuning"},
     "*.savefig": {"bench/plot"},
     "open(write)": {"cli/listing"},
-    "tempfile": {"watch/announcement"},
+    "tempfile": {"watch/notices"},
     "os.O_WRONLY": {"machine/peaks"},  # of /proc/self
     "os.O_RDWR": {"transport/shared/memory"},
     # what reads text that was written elsewhere
     "json.load*": {
-        *("machine/tuning", "machine/stores", "tracing/records"),  # tests/test_parsers.py tries them
+        *("machine/tuning", "machine/stores", "tracing/recorder"),  # tests/test_parsers.py tries them
         *("training/model_on_ranks", "launch/mpi_ranks", "bench/peers"),
         "bench/mpi_peer",  # the command line on which its own program starts it
         *("watch/flight_report", "formats/tree", "resilient/membership"),
@@ -103,7 +103,7 @@ ONLY = {
         "machine/files",  # traces, which tests/player and tests/pictures give odd
     },
     "xml": {"formats/xml"},  # expat, without document types
-    "zlib.decompress": {"tracing/records"},
+    "zlib.decompress": {"tracing/recorder"},
     "*.fromhex": {"transport/ucx"},
 }  # fmt: skip
 NOWHERE = (

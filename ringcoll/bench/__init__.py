@@ -1,22 +1,15 @@
 """Measure collectives on real processes, against each other and torch's own.
 
 ===============  =============================================================
-`exact_inputs`   inputs whose exact result is known
-`contenders`     the table of contenders: ringcoll, torch.distributed, limits
-`rounds`         functions that take turns, without torch
+`contenders`     the table of contenders (ringcoll, torch.distributed, limits), and their inputs
+`rounds`         functions that take turns, statistics, units; without torch
 `measure`        what is measured, and the measurement on every rank
 `peers`          MPI libraries beside ours
 `mpi_peer`       the script that measures under their ``mpiexec``
-`statistics`     statistics, bandwidths
-`environment`    what a measurement has to be read with
-`rows`           measurements as JSON and CSV
-`verdicts`       who wins where, in sentences; how near all come to the limits
-`plot`           curves, and the Pareto front; needs matplotlib
-`training`       trainers side by side, for ``ringcoll train``
-`training_plot`  losses, time, schedules, memory of training; needs matplotlib
-`traced`         a collective, or a trainer, under `ringcoll.trace`
+`reports`        measurements as JSON, CSV and sentences, and what they have to be read with
+`plot`           curves, the Pareto front, pictures of training; needs matplotlib
+`training`       trainers side by side; a collective, or a trainer, under `ringcoll.trace`
 `tuner`          costs and fastest algorithms, for `ringcoll.machine.tuning`
-`units`          how sizes and times are written and read
 ===============  =============================================================
 
 ::

@@ -18,13 +18,20 @@ Three limits are contenders, too, timed in the same rounds as the others, on ten
     The elements that a rank has to add, added to a tensor in place: (k-1)/k of the data.
 ``copy``
     A copy of the data in memory.
+
+`Oracle` has inputs whose exact result is known, so that a wrong element can be counted.
+Floating-point sums depend on the order of the additions, so that "close enough" hides lost and
+doubled contributions. Here the inputs are small integers, such that every partial sum, in any
+order, is exact in the dtype: the result is then known to the last bit. They differ by rank and by
+index. A table as long as the largest prime below 2^16 is repeated, so that data that end up
+displaced by a power of two show. Source of the idea: nccl-tests, ``verifiable``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import torch
@@ -32,7 +39,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringcoll
-from ringcoll.bench.exact_inputs import FACTOR
 from ringcoll.collectives import communicator
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import OPERATORS, premul_sum
@@ -52,31 +58,46 @@ OVER = "@"
 LIMITS = ("exchange", "add", "copy")
 """Names of the limits among the contenders."""
 
-DTYPES = {
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "int32": torch.int32,
-    "uint32": torch.uint32,
-    "int64": torch.int64,
-    "uint64": torch.uint64,
-    "half": torch.float16,
-    "float": torch.float32,
-    "double": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "f8e4m3": torch.float8_e4m3fn,
-    "f8e5m2": torch.float8_e5m2,
-    # torch's own, beyond those of nccl-tests
-    "int16": torch.int16,
-    "uint16": torch.uint16,
-    "bool": torch.bool,
-    "complex64": torch.complex64,
-    "complex128": torch.complex128,
+_NAMES = [
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "half",
+    "float",
+    "double",
+    "bfloat16",
+    "f8e4m3",
+    "f8e5m2",
+]
+_ONLY_OF_TORCH = ("int16", "uint16", "bool", "complex64", "complex128")
+_OF_TORCH = {"f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}  # the other names are the same
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, _OF_TORCH.get(name, name)) for name in (*_NAMES, *_ONLY_OF_TORCH)
 }
-"""Dtypes by the names of nccl-tests."""
+"""Dtypes by the names of nccl-tests, and more by those of torch."""
 
 _CPU = torch.device("cpu")
 _TAG = 1
 _LIMIT_S = 300.0
+
+_FACTOR = 2.0  # of PREMUL_SUM
+_PERIOD = 65521  # of the table of inputs
+_LARGEST = 1 << 20  # more different values would not show more
+_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+_ANY = ("sum", "max", "bor")  # on bool these are "or", as in torch; see ringcoll.reduction
+_ALL = ("product", "min", "band")
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **dict.fromkeys(("sum", "avg", "premul_sum"), torch.add),
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
 # Functions on single tensors, by what follows the collective's name: the newest first.
 _OF_SINGLE = ("_single", "_into_tensor", "_tensor", "")
 
@@ -152,24 +173,22 @@ class Buffers:
         shared: bool = False,
     ) -> Buffers:
         """Allocate them, and touch every page, so that none is a shared page of zeros."""
-        ones = _shared_ones if shared else _ones
-        sizes, dtype = shape(workload, world_size), DTYPES[workload.dtype]
+        ones = partial(_ones, dtype=DTYPES[workload.dtype], device=device, shared=shared)
+        sizes = shape(workload, world_size)
         send, recv, count = sizes.send_numel, sizes.recv_numel, sizes.count
         if not in_place:
-            return cls(ones(send, dtype, device), ones(recv, dtype, device), in_place)
-        whole = ones(max(send, recv), dtype, device)
+            return cls(ones(send), ones(recv), in_place)
+        whole = ones(max(send, recv))
         rooted = contract(workload.collective).rooted
         block = rank if not rooted or rank == workload.root else 0
-        part = whole[block * count : (block + 1) * count]
-        inp, out = part if send < recv else whole, part if recv < send else whole
+        own = whole[block * count : (block + 1) * count]
+        inp, out = own if send < recv else whole, own if recv < send else whole
         return cls(inp, out, in_place)
 
 
-def _ones(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones(numel, dtype=torch.float32, device=device).to(dtype)
-
-
-def _shared_ones(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _ones(numel: int, dtype: torch.dtype, device: torch.device, shared: bool) -> Tensor:
+    if not shared:
+        return torch.ones(numel, dtype=torch.float32, device=device).to(dtype)
     if device.type != "cpu":
         raise ArgumentError("is on the CPU", argument="shared_tensors", expected="cpu", got=device)
     return ringcoll.empty_shared(numel, dtype=dtype).fill_(1)
@@ -198,10 +217,9 @@ def caller(
         op = OPERATORS.get(workload.op, "sum").upper()  # of a collective that has none, any
         return _call(*_bound(dist, getattr(dist.ReduceOp, op), *place), buffers)
     name, _, transport = contender.partition(OVER)
-    own_op = premul_sum(FACTOR) if workload.op == "mulsum" else workload.op
+    own_op = premul_sum(_FACTOR) if workload.op == "mulsum" else workload.op
     is_persistent = name in (PERSISTENT, SHARED)
-    library = _Plans() if is_persistent else ringcoll
-    function, copies = _bound(library, own_op, *place)
+    function, copies = _bound(ringcoll, own_op, *place, plans=is_persistent)
     function = partial(
         function,
         group=_group_over(transport) if transport else None,
@@ -216,11 +234,22 @@ def _refuse(async_op: bool) -> None:
 
 
 def _bound(
-    library: Any, op: object, workload: Workload, buffers: Buffers, rank: int, world_size: int
+    library: Any,
+    op: object,
+    workload: Workload,
+    buffers: Buffers,
+    rank: int,
+    world_size: int,
+    *,
+    plans: bool = False,
 ) -> tuple[Callable[..., Any], bool]:
-    """A library's function with its tensors; and whether the output is a copy of the input."""
+    """A library's function with its tensors; and whether the output is a copy of the input.
+
+    If ``plans``, the function prepares its call, and does not run it.
+    """
     names = (f"{workload.collective}{end}" for end in _OF_SINGLE)
     function = getattr(library, next(name for name in names if hasattr(library, name)))
+    function = function.plan if plans else function
     inp, out, apart = buffers.inp, buffers.out, not buffers.in_place
     root = max(0, workload.root)
     is_root = rank == root
@@ -228,32 +257,26 @@ def _bound(
         case "all_reduce" if library is dist:
             return partial(function, out, op), apart
         case "all_reduce" | "scan" | "exscan":
-            return partial(function, inp, op, out=out if apart else None), False
+            call = partial(function, inp, op, out=out if apart else None)
         case "reduce" if library is dist:
             return partial(function, out, root, op), apart
         case "reduce":
-            return partial(function, inp, root, op, out=out if apart and is_root else None), False
+            call = partial(function, inp, root, op, out=out if apart and is_root else None)
         case "broadcast":
             return partial(function, out, root), apart and is_root
         case "reduce_scatter":
-            return partial(function, out, inp, op), False
+            call = partial(function, out, inp, op)
         case "gather":
-            return partial(
-                function, inp, _blocks(out, world_size) if is_root else None, root
-            ), False
+            blocks = [*out.tensor_split(world_size)] if is_root else None
+            call = partial(function, inp, blocks, root)
         case "scatter":
-            return partial(
-                function, out, _blocks(inp, world_size) if is_root else None, root
-            ), False
+            blocks = [*inp.tensor_split(world_size)] if is_root else None
+            call = partial(function, out, blocks, root)
         case "barrier":
-            return function, False
+            call = function
         case _:
-            return partial(function, out, inp), False
-
-
-def _blocks(whole: Tensor, world_size: int) -> list[Tensor]:
-    count = whole.numel() // world_size
-    return [whole[block * count : (block + 1) * count] for block in range(world_size)]
+            call = partial(function, out, inp)
+    return call, False
 
 
 def _call(function: Callable[..., Any], copies: bool, buffers: Buffers) -> Caller:
@@ -268,23 +291,10 @@ def _call(function: Callable[..., Any], copies: bool, buffers: Buffers) -> Calle
     return call
 
 
-class _Plans:
-    """The library, of which every function prepares its call, and does not run it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(ringcoll, name).plan
-
-
 def _prepared_once(plan: Callable[..., Callable[[], object]]) -> Callable[..., Any]:
     """A call that is prepared when it is first made, asynchronous or not."""
-    prepared: dict[bool, Callable[[], object]] = {}
-
-    def call(async_op: bool) -> Any:
-        if async_op not in prepared:
-            prepared[async_op] = plan(async_op=async_op)
-        return prepared[async_op]()
-
-    return call
+    prepared = lru_cache(lambda async_op: plan(async_op=async_op))
+    return lambda async_op: prepared(async_op)()
 
 
 _groups: dict[str, dist.ProcessGroup] = {}  # by their transport
@@ -297,14 +307,15 @@ def _group_over(transport: str) -> dist.ProcessGroup:
         group = _groups[transport] = dist.new_group()
         ringcoll.use(group, transport=transport)
     used = communicator(group, _CPU).transport.name
-    if used != transport:
-        raise ArgumentError(
-            "the environment asks for another transport",
-            argument="algorithms",
-            expected=used,
-            got=transport,
-        )
+    check_transport(used, transport, "algorithms")
     return group
+
+
+def check_transport(used: str, wanted: str, argument: str) -> None:
+    """Raise `ArgumentError` if the environment has forced another transport."""
+    if used != wanted:
+        text = "the environment asks for another transport"
+        raise ArgumentError(text, argument=argument, expected=used, got=wanted)
 
 
 def close_groups() -> None:
@@ -347,11 +358,10 @@ def limit_caller(
     if name == "exchange":
         return _exchange(exchanged_nbytes(workload, world_size), world_size, device)
     dtype = DTYPES[workload.dtype]
-    adds = name == "add"
-    numel = added_numel(workload, world_size) if adds else 0
-    numel = numel if adds else shape(workload, world_size).nbytes // dtype.itemsize
+    numel = shape(workload, world_size).nbytes // dtype.itemsize
+    numel = added_numel(workload, world_size) if name == "add" else numel
     here, there = (torch.ones(numel, device=device).to(dtype) for _ in range(2))
-    if not adds:
+    if name == "copy":
         return lambda times: [here.copy_(there) for _ in range(times)]
     there.zero_()  # the sum of thousands of additions stays what it is
     try:
@@ -377,3 +387,163 @@ def _exchange(nbytes: int, world_size: int, device: torch.device) -> Callable[[i
                 transport.wait(handle, _LIMIT_S)
 
     return exchange
+
+
+# --- inputs and exact results -----------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _hashes(rank: int) -> Tensor:
+    """Well mixed numbers of 32 bits, a number for each index of the period."""
+    mixed = torch.arange(_PERIOD, dtype=torch.int64, device="cpu") + (rank + 1) * 0x9E3779B1
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 0x2C1B3C6D)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
+    return mixed ^ (mixed >> 15)
+
+
+def _exact_up_to(dtype: torch.dtype) -> int:
+    """Up to here the dtype has every integer."""
+    if dtype is torch.bool:
+        return 1
+    if dtype.is_floating_point or dtype.is_complex:
+        return round(2 / torch.finfo(dtype).eps)
+    return int(torch.iinfo(dtype).max)
+
+
+def _doublings(dtype: torch.dtype) -> int:
+    """How many factors of two a product may have."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return min(60, int(torch.finfo(dtype).max).bit_length() - 1)
+    return int(torch.iinfo(dtype).max).bit_length() - 1
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Inputs and exact results of one collective.
+
+    ``op`` is the name of an operator of `ringcoll.reduction`, unused where nothing is reduced.
+    """
+
+    collective: str
+    op: str
+    dtype: torch.dtype
+    world_size: int
+    root: int = 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether there are inputs with an exact result; a narrow float fails many ranks."""
+        limit = _exact_up_to(self.dtype)
+        if not contract(self.collective).reduces or self.dtype is torch.bool:
+            return True
+        return limit >= {"sum": 1, "avg": 2, "premul_sum": 2}.get(self.op, 0) * self.world_size
+
+    def input(self, rank: int, numel: int) -> Tensor:
+        """The input of a rank."""
+        return self._repeated(self._contribution(rank), 0, numel)
+
+    def output(self, rank: int, count: int) -> Tensor | None:
+        """The output of a rank; ``None`` if it has none. ``count`` is of a block, or the vector."""
+        k, rules = self.world_size, contract(self.collective)
+        blocks = rules.outputs(rank, k, self.root)
+        if not blocks:
+            return None
+        if rules.reduces:
+            table = self._reduced(rules.contributors(rank, k))
+            return self._repeated(table, blocks[0] * count, count)
+        pieces = []
+        for block in blocks:
+            source = rules.owner(block, k, self.root)
+            first = rules.inputs(source, k, self.root)[0]
+            table = self._contribution(source)
+            pieces.append(self._repeated(table, (block - first) * count, count))
+        return torch.cat(pieces)
+
+    def _contribution(self, rank: int) -> Tensor:
+        """One period of the input of a rank, as integers."""
+        k, hashes = self.world_size, _hashes(rank)
+        limit = min(_exact_up_to(self.dtype), _LARGEST)
+        if not contract(self.collective).reduces:
+            return hashes % (limit + 1)
+        if self.dtype is torch.bool:
+            return self._bools(rank)
+        match self.op:
+            case "sum":
+                return _up_to(limit // k, hashes)
+            case "premul_sum":
+                return _up_to(limit // int(_FACTOR * k), hashes)
+            case "avg" if rank == k - 1 > 0:  # it makes the sum a multiple of k
+                return -torch.stack([self._contribution(r) for r in range(k - 1)]).sum(0) % k
+            case "avg":
+                return _up_to(limit // k - (k > 1), hashes)
+            case "product":  # at each index some ranks, not always the same, bring a 2
+                turn = (rank + torch.arange(_PERIOD, device="cpu")) % k < _doublings(self.dtype)
+                return 1 + (turn & (hashes % 2 == 1)).to(torch.int64)
+            case "min" | "max":
+                lowest = 0 if not self.dtype.is_signed else -(limit // 2)
+                return hashes % limit + lowest
+        bit = torch.bitwise_left_shift(torch.ones_like(hashes), hashes % (8 * self.dtype.itemsize))
+        if self.op == "bxor":
+            return hashes * 0x9E3779B97F4A7C1
+        return ~bit if self.op == "band" else bit
+
+    def _bools(self, rank: int) -> Tensor:
+        """Make inputs such that, on average, one rank in k decides the result."""
+        rare = _hashes(rank) % self.world_size == 0
+        if self.op == "bxor":
+            return _hashes(rank) % 2
+        return (~rare if self.op in _ALL else rare).to(torch.int64)
+
+    def _reduced(self, ranks: int) -> Tensor:
+        """One period of the result, as integers."""
+        op = self.op
+        if self.dtype is torch.bool:
+            op = "max" if op in _ANY else "min" if op in _ALL else op
+        total = reduce(_COMBINE[op], map(self._contribution, range(ranks)))
+        if op == "avg":
+            total = total // self.world_size
+        return total * int(_FACTOR) if op == "premul_sum" else total
+
+    def _repeated(self, table: Tensor, start: int, numel: int) -> Tensor:
+        """Elements from ``start`` on of a table that repeats itself for ever."""
+        start %= _PERIOD
+        if start + numel <= _PERIOD:
+            return _converted(table[start : start + numel], self.dtype)
+        values = _converted(table, self.dtype)
+        return values.repeat(-(-(start + numel) // _PERIOD) or 1)[start : start + numel]
+
+
+def _up_to(largest: int, hashes: Tensor) -> Tensor:
+    """Numbers that add something; only where there are too few of them, some are 0."""
+    return hashes % largest + 1 if largest > 1 else hashes % 2
+
+
+def _converted(table: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        return table.to(torch.float32).to(dtype)  # there is no direct way to 8 bits
+    return table.to(dtype, copy=True)  # the table stays as it is
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The elements as integers of the same size, so that they compare bit by bit."""
+    if tensor.dtype is torch.bool:  # to torch, any byte but 0 is true
+        return tensor.view(torch.int8).ne(0).view(torch.int8).view(-1, 1)
+    return tensor.view(_SAME_SIZE[tensor.itemsize]).view(tensor.numel(), -1)
+
+
+def count_wrong(result: Tensor, expected: Tensor) -> int:
+    """Count the elements that differ in any bit; both tensors flat, of one length and dtype.
+
+    The result may be on a GPU, and is then compared there.
+    """
+    if not expected.numel():
+        return 0
+    return int((_bits(result) != _bits(expected.to(result.device))).any(1).sum())
+
+
+def spoil(result: Tensor, expected: Tensor) -> None:
+    """Overwrite every element with a wrong one, so that an element that is never written shows."""
+    if expected.dtype is torch.bool:
+        result.copy_(~expected)
+    elif expected.numel():
+        _bits(result).copy_(~_bits(expected))

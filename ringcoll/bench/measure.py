@@ -1,13 +1,15 @@
-"""Measure contenders side by side: what runs on every rank.
+"""Measure contenders side by side, on every rank.
 
 Contenders take turns, as `ringcoll.bench.rounds` says. Results are checked apart from that.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
 from typing import Any
@@ -22,19 +24,19 @@ from ringcoll.bench.contenders import (
     OVER,
     SHARED,
     Buffers,
+    Oracle,
     Workload,
     caller,
     close_groups,
+    count_wrong,
     limit_caller,
     shape,
+    spoil,
 )
-from ringcoll.bench.environment import device_of
-from ringcoll.bench.exact_inputs import Oracle, count_wrong, spoil
-from ringcoll.bench.rounds import alternate
-from ringcoll.bench.statistics import Summary, algbw, busbw, summarize
+from ringcoll.bench.rounds import Summary, algbw, alternate, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch import report as to_parent
-from ringcoll.machine import UserModule, place
+from ringcoll.machine import UserModule, cpu, place
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
 
@@ -42,6 +44,33 @@ _QUIET_S = 5e-3  # from meeting to starting
 _AWAKE_S = 5e-4  # of these at the end, in which the processor is kept
 _SCOUTING = 0.2  # of the time of a size, to find the best of many
 _SCOUTING_ROUNDS = 3
+
+
+def default_backend(kind: str) -> str:
+    """The backend of a default group on whose tensors, ``"cpu"`` or ``"cuda"``, is measured."""
+    return "cpu:gloo,cuda:nccl" if kind == "cuda" and dist.is_nccl_available() else "gloo"
+
+
+def device_of(kind: str, rank: int) -> torch.device:
+    """The device of a rank; ranks share GPUs where there are fewer."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def device(kind: str = "cpu") -> dict[str, Any]:
+    """Describe where a rank of the default group runs, and its tensors are; called on it."""
+    used = device_of(kind, dist.get_rank())
+    return {
+        "rank": dist.get_rank(),
+        "group": 0,
+        "pid": os.getpid(),
+        "hostname": socket.gethostname().partition(".")[0],
+        "device": used.index or 0,
+        "device_kind": kind,
+        "device_info": cpu() if kind == "cpu" else torch.cuda.get_device_name(used),
+        "threads": torch.get_num_threads(),
+    }
 
 
 @dataclass(frozen=True)
@@ -178,13 +207,13 @@ class Result:
     def timed(self) -> Timing | None:
         """The times in place, which is how torch's own works; else those out of place."""
         timings = (self.in_place, self.out_of_place)
-        return next((each for each in timings if each is not None and each.samples_s), None)
+        return next((each for each in timings if each and each.samples_s), None)
 
     @property
     def wrong(self) -> int | None:
         """Wrong elements in both modes together; ``None`` if nothing was checked."""
         timings = (self.out_of_place, self.in_place)
-        wrong = [each.wrong for each in timings if each is not None and each.wrong is not None]
+        wrong = [each.wrong for each in timings if each and each.wrong is not None]
         return sum(wrong) if wrong else None
 
     def algbw(self, seconds: float) -> float:
@@ -267,14 +296,7 @@ class _Entry:
     scouted: bool = False
     refused: str | None = None
     run: dict[bool, Callable[[int], object]] = field(default_factory=dict)
-    wrong: dict[bool, int | None] = field(default_factory=dict)
-    times: dict[bool, tuple[tuple[float, ...], int]] = field(default_factory=dict)
-
-    def timing(self, mode: bool) -> Timing | None:
-        """The times in a mode in which the contender ran, perhaps only to be checked."""
-        return (
-            Timing(*self.times.get(mode, ((), 1)), self.wrong[mode]) if mode in self.run else None
-        )
+    timings: dict[bool, Timing] = field(default_factory=dict)
 
 
 class _Bench:
@@ -300,8 +322,8 @@ class _Bench:
         """Check and time all contenders."""
         start = time.perf_counter()
         entries = [self._entry(name) for name in self.request.contenders]
-        best = self._best_scout(seconds)
-        entries += [best] if best is not None else []
+        if (best := self._best_scout(seconds)) is not None:
+            entries.append(best)
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - start))
         self._time(entries, left)
         return [
@@ -311,8 +333,8 @@ class _Bench:
                 world_size=self.world_size,
                 count=self.shape.count,
                 nbytes=self.shape.nbytes,
-                out_of_place=entry.timing(False),
-                in_place=entry.timing(True),
+                out_of_place=entry.timings.get(False),
+                in_place=entry.timings.get(True),
                 refused=entry.refused,
                 scouted=entry.scouted,
             )
@@ -353,7 +375,7 @@ class _Bench:
             before=(lambda index: inputs[index].fill_(1)) if request.writes else None,
         )
         for (entry, mode), times_s, turn in zip(jobs, samples.times_s, samples.turns, strict=True):
-            entry.times[mode] = times_s, turn
+            entry.timings[mode] = replace(entry.timings[mode], samples_s=times_s, turn=turn)
 
     def _entry(self, contender: str, *, scout: bool = False) -> _Entry:
         """Run a contender once in each mode, and check the results."""
@@ -363,9 +385,9 @@ class _Bench:
             try:
                 limit = limit_caller(contender, self.workload, self.world_size, self.device)
             except ArgumentError as error:
-                entry.refused = str(error)
-                return entry
-            entry.run[mode], entry.wrong[mode] = partial(_settled, limit, self.device), None
+                return _Entry(contender, refused=str(error))
+            entry.run[mode] = partial(_settled, limit, self.device)
+            entry.timings[mode] = Timing((), 1, None)
             return entry
         for mode in self.modes:
             call = caller(
@@ -376,23 +398,23 @@ class _Bench:
                 self.world_size,
                 self.request.segment_bytes,
             )
-            entry.refused = self._try(entry, mode, call, check=self.request.check and not scout)
-            if entry.refused is not None:
-                entry.run.clear()
-                break
+            check = self.request.check and not scout and self.oracle.exact
+            refused, wrong = self._try(contender, mode, call, check=check)
+            if refused is not None:
+                return _Entry(contender, refused=refused)
             entry.run[mode] = partial(_several, call, self.request.blocking == 0, self.device)
+            entry.timings[mode] = Timing((), 1, wrong if check else None)
         return entry
 
     def _try(
-        self, entry: _Entry, mode: bool, call: Callable[[bool], Any], *, check: bool
-    ) -> str | None:
-        """Run once; what a library refuses, it refuses before anything is sent."""
+        self, contender: str, mode: bool, call: Callable[[bool], Any], *, check: bool
+    ) -> tuple[str | None, int]:
+        """Run once: why it is refused, before anything is sent; wrong elements on all ranks."""
         # torch raises plain RuntimeErrors; what ringcoll raises beyond these is a failure.
         refusals: tuple[type[Exception], ...] = (ArgumentError, ScheduleError)
-        if entry.contender == NATIVE:
+        if contender == NATIVE:
             refusals = (RuntimeError, ValueError, TypeError, NotImplementedError)
-        check = check and self.oracle.exact
-        buffers, expected = self._buffers_of(entry.contender, mode), None
+        buffers, expected = self._buffers_of(contender, mode), None
         if check:
             expected = self.oracle.output(self.rank, self.shape.count)
             if expected is not None:
@@ -408,21 +430,17 @@ class _Bench:
         if refused is None and expected is not None:
             wrong = count_wrong(buffers.out, expected)
         wrong, refusing = self.meeting.totals(wrong, refused is not None)
-        entry.wrong[mode] = wrong if check else None
         if refusing:
-            reasons = self.meeting.gather(refused)
-            refused = next(reason for reason in reasons if reason is not None)
-        return refused
+            refused = next(filter(None, self.meeting.gather(refused)))
+        return refused, wrong
 
     def _best_scout(self, seconds: float | None) -> _Entry | None:
         """Find the fastest of the scouts, and check it."""
-        if not self.request.scouts:
-            return None
         scouts = [self._entry(name, scout=True) for name in self.request.scouts]
         scouts = [entry for entry in scouts if entry.refused is None]
         if not scouts:
             return None
-        mode = self.request.timed_modes[-1] if self.request.timed_modes[-1] in self.modes else False
+        mode = self.request.timed_modes[-1] in self.modes and self.request.timed_modes[-1]
         samples = alternate(
             self.meeting,
             [entry.run[mode] for entry in scouts],
@@ -440,9 +458,8 @@ class _Bench:
 def _several(call: Callable[[bool], Any], async_op: bool, device: torch.device, times: int) -> None:
     """Run an operation several times; asynchronously, all are started first."""
     works = [call(async_op) for _ in range(times)]
-    if async_op:
-        for work in works:
-            work.wait()
+    for work in works if async_op else ():
+        work.wait()
     _settle(device)
 
 
@@ -470,9 +487,7 @@ def measure(
     meeting = Meeting()
     if request.device == "cuda":
         torch.cuda.set_device(device_of("cuda", meeting.rank))
-    start = time.perf_counter()
-    measured: list[Result] = []
-    workloads = request.workloads
+    start, measured, workloads = time.perf_counter(), list[Result](), request.workloads
     for index, workload in enumerate(workloads):
         seconds = None
         if request.seconds is not None:

@@ -7,18 +7,16 @@ numpy and lazy_loader, and no torch; the package is found beside the script::
 
 REQUEST is JSON: ``collective``, ``op``, ``dtype``, ``root``, ``modes``, ``warmup``, ``least``,
 ``most``, ``seconds``, ``over_ranks``, ``check``, ``blocking``, ``writes``, and ``shapes``, a list
-of [send_numel, recv_numel]. Rank 0 prints JSON: ``library``, and ``found``,
-for each shape a list of
-[in_place, samples_s, turn, wrong]; or ``refused``.
+of [send_numel, recv_numel]. Rank 0 prints JSON: ``library``, and ``found``, for each shape a list
+of [in_place, samples_s, turn, wrong]; or ``refused``.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +88,11 @@ class MpiPeer:
         comm, root, here = self.comm, self.root, self.mpi.IN_PLACE
         op = getattr(self.mpi, _OPS[self.op][0])
         inp, out, whole = self.inp, self.out, self.whole
+        source, target = (here, whole) if in_place else (inp, out)
         is_root = self.rank == root
         match self.collective:
             case "all_reduce":
-                comm.Allreduce(here if in_place else inp, whole if in_place else out, op)
+                comm.Allreduce(source, target, op)
             case "reduce" if in_place:
                 comm.Reduce(here if is_root else whole, whole if is_root else None, op, root)
             case "reduce":
@@ -101,11 +100,11 @@ class MpiPeer:
             case "broadcast":
                 if is_root and not in_place:
                     out[:] = inp
-                comm.Bcast(whole if in_place else out, root)
+                comm.Bcast(target, root)
             case "all_gather":
-                comm.Allgather(here if in_place else inp, whole if in_place else out)
+                comm.Allgather(source, target)
             case "reduce_scatter":
-                comm.Reduce_scatter_block(here if in_place else inp, whole if in_place else out, op)
+                comm.Reduce_scatter_block(source, target, op)
             case "gather" if in_place:
                 mine = whole[self.block(self.rank)]
                 comm.Gather(here if is_root else mine, whole if is_root else None, root)
@@ -119,9 +118,8 @@ class MpiPeer:
             case "all_to_all":
                 comm.Alltoall(inp, out)
             case "scan" | "exscan":
-                function = getattr(comm, self.collective.capitalize())
                 if self.collective == "scan" or self.world_size > 1:  # rank 0 alone has no result
-                    function(here if in_place else inp, whole if in_place else out, op)
+                    getattr(comm, self.collective.capitalize())(source, target, op)
             case _:
                 comm.Barrier()
 
@@ -138,16 +136,14 @@ class MpiPeer:
         if rules.reduces:
             start = blocks[0] * numel
             every = every[: rules.contributors(self.rank, k)]
-            wanted = functools.reduce(_OPS[self.op][1], every)[start : start + numel]
+            wanted = reduce(_OPS[self.op][1], every)[start : start + numel]
         else:
-            sources = [rules.owner(block, k, self.root) for block in blocks]
-            firsts = [rules.inputs(source, k, self.root)[0] for source in sources]
-            wanted = np.concatenate(
-                [
-                    every[source][(block - first) * numel :][:numel]
-                    for block, source, first in zip(blocks, sources, firsts, strict=True)
-                ]
-            )
+            pieces = []
+            for block in blocks:
+                source = rules.owner(block, k, self.root)
+                first = rules.inputs(source, k, self.root)[0]
+                pieces.append(every[source][(block - first) * numel :][:numel])
+            wanted = np.concatenate(pieces)
         result = self.whole if in_place else self.out
         if in_place and rules.rooted and self.recv_numel < self.send_numel:
             result = result[self.block(self.rank)]

@@ -1,32 +1,39 @@
-"""Curves of time and bandwidth over size, and the Pareto front of a collective.
+"""Curves of time and bandwidth over size, the Pareto front of a collective, pictures of training.
 
-matplotlib is imported when something is drawn: it comes with ``ringcoll[plot]``. The
-curves differ in marker and line style as well as in colour; colours are those of Okabe
-and Ito, which the colour-blind can tell apart.
+matplotlib is imported when something is drawn: it comes with ``ringcoll[plot]``. The curves differ
+in marker and line style as well as in colour; colours are those of Okabe and Ito, which the
+colour-blind can tell apart. The pictures of training (losses, spans of time, schedules of a
+pipeline, memory), except that of `draw_losses`, are drawn into axes of the caller, who adds titles
+and shows the figure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from io import BytesIO
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringcoll.bench.measure import Result
-from ringcoll.bench.units import as_size
-from ringcoll.bench.verdicts import label
+from ringcoll.bench.reports import label
+from ringcoll.bench.rounds import as_size
 from ringcoll.cost import Bound
-from ringcoll.errors import MissingExtraError
+from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.machine import replace_file
 from ringcoll.schedule import Counts
+from ringcoll.training import UNIT_COSTS, Action, Kind, ModelStates, PipelineSchedule, grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Style = dict[str, Any]
+LossCurve = Sequence[tuple[float, int, float]]
+"""Points of a run: seconds since its begin, number of the step, loss."""
+
 _LOOKS: tuple[tuple[str, str, object], ...] = (
     ("#0072B2", "o", "-"),
     ("#D55E00", "s", "--"),
@@ -36,6 +43,13 @@ _LOOKS: tuple[tuple[str, str, object], ...] = (
     ("#56B4E9", "P", (0, (3, 1, 1, 1, 1, 1))),
 )
 _NATIVE_LOOK: tuple[str, str, object] = ("#000000", "x", (0, (1, 1)))
+_MOST_MARKERS = 12  # of a curve; more of them hide the line
+_KINDS = {
+    Kind.FORWARD: ("#56B4E9", "forward"),
+    Kind.BACKWARD: ("#E69F00", "backward"),
+    Kind.BACKWARD_INPUTS: ("#D55E00", "backward, inputs"),
+    Kind.BACKWARD_WEIGHTS: ("#009E73", "backward, weights"),
+}  # colour, and name in the legend
 
 
 def check_matplotlib() -> None:
@@ -51,10 +65,14 @@ def check_matplotlib() -> None:
 
 def suffixes() -> tuple[str, ...]:
     """Endings of the files that a picture can be written to."""
+    return tuple(f".{name}" for name in _figure(1, 1).canvas.get_supported_filetypes())
+
+
+def _figure(width: float, height: float) -> Figure:
     check_matplotlib()
     from matplotlib.figure import Figure
 
-    return tuple(f".{name}" for name in Figure().canvas.get_supported_filetypes())
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def styles(names: Sequence[str]) -> dict[str, Style]:
@@ -72,10 +90,7 @@ def draw(curves: Mapping[str, Sequence[Result]], title: str) -> Figure:
 
     Around each median the quartiles are shaded.
     """
-    check_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure = _figure(11, 4.8)
     time_axes, bandwidth_axes = figure.subplots(1, 2)
     looks = styles(list(curves))
     sizes: set[int] = set()
@@ -126,14 +141,10 @@ def draw_front(
     ``dominated_by`` has the names that dominate each algorithm: see
     `ringcoll.cost.dominance.dominators`. The lower bounds are dashed lines.
     """
-    check_matplotlib()
-    from matplotlib.figure import Figure
-
     amounts = ["traffic", *["reduced"] * any(cost.reduced for cost in costs.values())]
-    figure = Figure(figsize=(6.5 * len(amounts), 5.2), layout="constrained")
-    for axes, amount in zip(
-        figure.subplots(1, len(amounts), squeeze=False)[0], amounts, strict=True
-    ):
+    figure = _figure(6.5 * len(amounts), 5.2)
+    panels = figure.subplots(1, len(amounts), squeeze=False)[0]
+    for axes, amount in zip(panels, amounts, strict=True):
         _points(axes, costs, dominated_by, amount)
         axes.axvline(bound.rounds, color="grey", linestyle="--", linewidth=1)
         axes.axhline(float(getattr(bound, amount)), color="grey", linestyle="--", linewidth=1)
@@ -160,11 +171,17 @@ def _points(
     axes.set_yscale("symlog", base=2, linthresh=0.25)
     for point, names in labels.items():
         axes.annotate(
-            fill(", ".join(names), 32), point, (8, 0), textcoords="offset points", fontsize=8, va="bottom",
-            arrowprops={"arrowstyle": "-", "color": "grey", "linewidth": 0.6},
+            fill(", ".join(names), 32), point, (8, 0), textcoords="offset points", fontsize=8,
+            va="bottom", arrowprops={"arrowstyle": "-", "color": "grey", "linewidth": 0.6},
             bbox={"boxstyle": "square,pad=0.1", "color": "white", "alpha": 0.8},
         )  # fmt: skip
     axes.margins(0.3, 0.3)
+
+
+def _distance(wide: float, high: float, place: tuple[float, float]) -> float:
+    """How far a place of a label is from its point; to the right is better."""
+    dx, dy = place
+    return abs(dx + wide / 2) / 2 + 1.5 * abs(dy + high / 2) - (dx > 0) * 4
 
 
 def _spread_labels(figure: Figure) -> None:
@@ -179,24 +196,15 @@ def _spread_labels(figure: Figure) -> None:
     pixels = figure.dpi / 72
     for axes in figure.axes:
         annotations = [text for text in axes.texts if isinstance(text, Annotation)]
-        points = [axes.transData.transform(one.xy) for one in annotations]
+        points = [axes.transData.transform(annotation.xy) for annotation in annotations]
         taken = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in points]
         for annotation, (x, y) in zip(annotations, points, strict=True):
             extent = Text.get_window_extent(annotation)  # without the line to the point
             wide, high = extent.width, extent.height
-            places = sorted(
-                (
-                    (dx, dy)
-                    for dx in (8, -8 - wide, *(k * 12 - wide / 2 for k in range(-12, 13)))
-                    for dy in (-high / 2, *(k * 8 - high / 2 for k in range(-24, 25)))
-                ),
-                key=lambda place: (
-                    abs(place[0] + wide / 2) / 2
-                    + 1.5 * abs(place[1] + high / 2)
-                    - (place[0] > 0) * 4
-                ),
-            )
-            for dx, dy in places:
+            dxs = (8, -8 - wide, *(k * 12 - wide / 2 for k in range(-12, 13)))
+            dys = (-high / 2, *(k * 8 - high / 2 for k in range(-24, 25)))
+
+            for dx, dy in sorted(product(dxs, dys), key=partial(_distance, wide, high)):
                 box = Bbox.from_bounds(x + dx - 3, y + dy - 2, wide + 6, high + 4)
                 inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
                 if inside and not box.count_overlaps(taken):
@@ -210,3 +218,119 @@ def save(figure: Figure, path: Path) -> None:
     picture = BytesIO()
     figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
     replace_file(path, picture.getvalue())
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def loss_curves(panels: Sequence[Axes], curves: Mapping[str, LossCurve]) -> None:
+    """Draw the loss of each run over steps and over time, into two axes with one scale."""
+    if len(panels) != 2:
+        raise ArgumentError("one for steps, one for time", argument="panels", expected="2 axes",
+                            got=len(panels))  # fmt: skip
+    over_steps, over_time = panels
+    looks = styles(list(curves))
+    for name, points in curves.items():
+        losses = [loss for _, _, loss in points]
+        every = max(1, len(points) // _MOST_MARKERS)
+        look = looks[name] | {"markersize": 4, "linewidth": 1.5, "markevery": every}
+        over_steps.plot([step for _, step, _ in points], losses, label=name, **look)
+        over_time.plot([seconds for seconds, _, _ in points], losses, label=name, **look)
+    over_time.sharey(over_steps)
+    over_steps.set(xlabel="step", ylabel="loss", title="over steps")
+    over_time.set(xlabel="time (s)", title="over time")
+    for axes in panels:
+        axes.grid(visible=True, alpha=0.3)
+    over_steps.legend()
+
+
+def draw_losses(curves: Mapping[str, LossCurve], path: Path, title: str = "") -> None:
+    """Write a picture of the losses, in the format of the file's ending."""
+    figure = _figure(11, 4.4)
+    loss_curves(figure.subplots(1, 2), curves)
+    figure.suptitle(title)
+    save(figure, path)
+
+
+class TimeSpan(NamedTuple):
+    """A piece of time, in seconds, and the kind of work, for colour and legend."""
+
+    kind: str
+    begin_s: float
+    end_s: float
+
+
+def timeline(axes: Axes, lanes: Mapping[str, Sequence[TimeSpan]]) -> None:
+    """Draw spans of time in lanes, in milliseconds; each kind of work has a colour.
+
+    ``lanes`` has the spans of each lane, from the top, by its name: for example "rank 0" and
+    "rank 0, network". Spans of a lane that overlap cover each other.
+    """
+    kinds = dict.fromkeys(span.kind for spans in lanes.values() for span in spans)
+    looks = styles(list(kinds))
+    is_labelled: set[str] = set()
+    for row, spans in enumerate(lanes.values()):
+        for span in spans:
+            axes.barh(row, 1e3 * (span.end_s - span.begin_s), left=1e3 * span.begin_s, height=0.7,
+                      color=looks[span.kind]["color"], edgecolor="white", linewidth=0.5,
+                      label="_" if span.kind in is_labelled else span.kind)  # fmt: skip
+            is_labelled.add(span.kind)
+    axes.set_yticks(range(len(lanes)), list(lanes))
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    axes.set_xlabel("time (ms)")
+    axes.grid(visible=True, axis="x", alpha=0.3)
+    if kinds:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def pipeline_grid(
+    axes: Axes, schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS
+) -> None:
+    """Draw when each rank does what, as `ringcoll.training.grid` does.
+
+    A box is an action, with the number of its micro-batch; its colour is the kind of the action.
+    The later stages of a rank have paler boxes. White is idle.
+    """
+    kinds: set[Kind] = set()
+    length = 0
+    for rank, line in enumerate(grid(schedule, costs).splitlines()):
+        cells = line.split()[2:]  # after "rank 0"
+        length = len(cells)
+        for begin, cell in enumerate(cells):
+            if cell in (".", "-"):
+                continue
+            action = Action.parse(cell)
+            cost = costs[action.kind]
+            depth = action.stage // schedule.world_size
+            colour, name = _KINDS[action.kind]
+            axes.barh(rank, cost, left=begin, height=0.9, color=colour, alpha=0.5**depth,
+                      edgecolor="black", linewidth=0.5,
+                      label="_" if action.kind in kinds else name)  # fmt: skip
+            axes.text(begin + cost / 2, rank, str(action.microbatch), ha="center", va="center",
+                      fontsize=7)  # fmt: skip
+            kinds.add(action.kind)
+    ranks = range(schedule.world_size)
+    axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
+    axes.set_xlim(0, length)
+    axes.set_ylim(schedule.world_size - 0.5, -0.5)
+
+
+def memory_bars(
+    axes: Axes, measured: Mapping[str, ModelStates], predicted: Mapping[str, ModelStates]
+) -> None:
+    """Draw bytes of a rank, in MiB, as stacked bars by name; a line is the formula's total."""
+    kinds = ("parameters", "gradients", "optimizer")
+    looks, names = styles(kinds), list(measured)
+    bottoms = [0.0] * len(names)
+    for kind in kinds:
+        heights = [getattr(measured[name], kind) / (1 << 20) for name in names]
+        axes.bar(names, heights, bottom=bottoms, width=0.6, label=kind, color=looks[kind]["color"])
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    marked = [(place, predicted[name]) for place, name in enumerate(names) if name in predicted]
+    axes.hlines([states.total / (1 << 20) for _, states in marked],
+                [place - 0.4 for place, _ in marked], [place + 0.4 for place, _ in marked],
+                colors="black", linestyles="--", label="formula")  # fmt: skip
+    axes.set_ylabel("model states per rank (MiB)")
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.legend()

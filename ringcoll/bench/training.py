@@ -7,27 +7,33 @@ gloo up to rounding. The others, and those that compress gradients, have to lear
 
 Contenders take turns epoch by epoch, in an order that changes, so that a machine that
 slows down slows all of them. The time of a step is that of the slowest rank.
+
+`trace_on_rank` and `trace_training_on_rank` are the part of a rank of ``ringcoll trace``.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.func import functional_call
 
+import ringcoll
+from ringcoll.bench.contenders import Buffers, Workload, caller
 from ringcoll.bench.measure import Meeting
-from ringcoll.bench.statistics import Summary, summarize
+from ringcoll.bench.rounds import Summary, summarize
 from ringcoll.collectives import barrier
 from ringcoll.launch import report
 from ringcoll.machine import UserModule
+from ringcoll.tracing import PhaseTimes, Recording, Shares
 from ringcoll.training import (
     Gradients,
     ModelStates,
@@ -61,9 +67,9 @@ NATIVE_TRAINER = Contender("torch-ddp")
 class TrainingRequest:
     """A request to train some contenders.
 
-    `NATIVE_TRAINER` takes part in any case. ``wire`` is a name in `WIRE_DTYPES`, or ``None``: how gradients
-    are sent by the trainers that have the choice, except natively. ``modules`` of the user register
-    further algorithms.
+    `NATIVE_TRAINER` takes part in any case. ``wire`` is a name in `WIRE_DTYPES`, or ``None``: how
+    gradients are sent by the trainers that have the choice, except natively. ``modules`` of the
+    user register further algorithms.
     """
 
     contenders: tuple[Contender, ...]
@@ -164,9 +170,9 @@ class TrainingResult:
                 loss = f"loss {self.epochs[-1].loss:.4f}, at first {self.start_loss:.4f}"
                 yield f"it has learned nothing: {loss}"
             return
+        assert self.first is not None  # of a system that is exact
         moments, limits = ("after the first step", "at the end"), tolerances(request, self)
         for moment, compared, limit in zip(moments, (self.first, self.end), limits, strict=True):
-            assert compared is not None  # of a system that is exact
             if not compared.from_native <= limit:
                 yield f"{moment} {compared.from_native:.2g} from native, allowed {limit:.2g}"
 
@@ -210,9 +216,6 @@ def check_fit(request: TrainingRequest, world_size: int) -> None:
         check_trainer(contender.trainer, task, world_size, request.gradients(contender))
 
 
-# --- contenders -----------------------------------------------------------------------
-
-
 class _Runner:
     """One contender on this rank: its trainer, and measurements so far."""
 
@@ -220,9 +223,10 @@ class _Runner:
         self.contender, self.task = contender, request.task
         self.trainer = make_trainer(contender.trainer, request.task, request.gradients(contender))
         self.untrained = request.task.make()
-        self.start = _flat(dict(self.untrained.named_parameters()))
+        weights: dict[str, Tensor] = dict(self.untrained.named_parameters())
+        self.start = _flat(weights)
         self.first: Tensor | None = None
-        self.start_loss, _ = self._test(dict(self.untrained.named_parameters()))
+        self.start_loss, _ = self._test(weights)
         self.epochs: list[Epoch] = []
         self.steps_s: list[float] = []
         self.overlaps: list[float | None] = []
@@ -287,10 +291,10 @@ def _flat(whole: dict[str, Tensor]) -> Tensor:
 
 
 def train_on_rank(request: TrainingRequest) -> list[TrainingResult]:
-    """Train all contenders, `NATIVE_TRAINER` last; called on all ranks of a default group, with one result.
+    """Train all contenders, `NATIVE_TRAINER` last; called on all ranks of a default group.
 
-    Rank 0 gives each `Epoch` to `ringcoll.launch.processes.report` as it comes. A loss that is not
-    finite raises `TrainingError`.
+    All ranks get one result. Rank 0 gives each `Epoch` to `ringcoll.launch.report` as it comes. A
+    loss that is not finite raises `TrainingError`.
     """
     for module in request.modules:
         module.load()
@@ -300,14 +304,12 @@ def train_on_rank(request: TrainingRequest) -> list[TrainingResult]:
     contenders = [contender for contender in request.contenders if contender != NATIVE_TRAINER]
     runners = [_Runner(request, contender) for contender in [*contenders, NATIVE_TRAINER]]
     for epoch in range(request.epochs):
-        seed, k = task.seed + 1000 * epoch, meeting.world_size
-        num_samples = len(task.examples.train_inputs)
-        shares = [batches(num_samples, task.batch, seed, rank, k) for rank in range(k)]
+        every_batch = list(_batches_of_all(task, task.seed + 1000 * epoch, meeting.world_size))
         turns = runners.copy()
         random.Random(epoch).shuffle(turns)  # noqa: S311  # the same order on all ranks
         for runner in turns:
             meeting.barrier()
-            runner.train(list(torch.cat(shares, 1)), checks)
+            runner.train(every_batch, checks)
             tested = runner.test()
             if meeting.rank == 0:
                 report(tested)
@@ -319,17 +321,24 @@ def train_on_rank(request: TrainingRequest) -> list[TrainingResult]:
     return results
 
 
+def _batches_of_all(task: Task, seed: int, world_size: int) -> Tensor:
+    """The batches of an epoch, with the samples of all ranks."""
+    num_samples = len(task.examples.train_inputs)
+    ranks = range(world_size)
+    return torch.cat(
+        [batches(num_samples, task.batch, seed, rank, world_size) for rank in ranks], 1
+    )
+
+
 def _compare(runners: Sequence[_Runner], meeting: Meeting) -> list[TrainingResult]:
     ends = [_flat(runner.trainer.whole()) for runner in runners]
-    firsts = [runner.first for runner in runners]
+    native_first = runners[-1].first
     slowest = meeting.over_ranks([runner.steps_s for runner in runners], "max")
     results = []
-    for runner, steps_s, first, end in zip(runners, slowest, firsts, ends, strict=True):
-        trainer = runner.trainer
-        peaks = [peak for peak in meeting.gather(trainer.peak) if peak is not None]
-        bubbles = [
-            bubble for bubble in meeting.gather(_median(runner.bubbles)) if bubble is not None
-        ]
+    for runner, steps_s, end in zip(runners, slowest, ends, strict=True):
+        peaks = [peak for peak in meeting.gather(runner.trainer.peak) if peak is not None]
+        medians = meeting.gather(_median(runner.bubbles))
+        bubbles = [bubble for bubble in medians if bubble is not None]
         result = TrainingResult(
             contender=runner.contender,
             epochs=tuple(runner.epochs),
@@ -340,7 +349,9 @@ def _compare(runners: Sequence[_Runner], meeting: Meeting) -> list[TrainingResul
             overlap=_median(runner.overlaps),
             bubble=sum(bubbles) / len(bubbles) if bubbles else None,
             between_ranks=_largest_difference(end, meeting),
-            first=None if first is None else _comparison(first, firsts[-1], runner.start),
+            first=None
+            if runner.first is None
+            else _comparison(runner.first, native_first, runner.start),
             end=_comparison(end, ends[-1], runner.start),
         )
         results.append(meeting.gather(result)[0])
@@ -362,3 +373,92 @@ def _largest_difference(flat: Tensor, meeting: Meeting) -> float:
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return summarize(known).p50_s if known else None
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """The operation to trace, how often it runs before the trace and in it, and the absolute path.
+
+    The transport is that of CPU tensors; ``None`` for the transport that the group uses anyway.
+    ``modules`` are those of the user, which register further algorithms.
+    """
+
+    workload: Workload
+    algorithm: str
+    path: str
+    warmup: int = 2
+    times: int = 5
+    segment_bytes: int | None = None
+    transport: str | None = None
+    modules: tuple[UserModule, ...] = ()
+
+
+def trace_on_rank(request: TraceRequest) -> dict[str, Any]:
+    """Run the operation on the default group, and trace it.
+
+    On rank 0 ``ranks`` and ``phases``, the summary of each rank as JSON has it, ``findings``,
+    ``clocks`` and ``transport`` are returned; on the others nothing.
+    """
+    for module in request.modules:
+        module.load()
+    if request.transport is not None:
+        ringcoll.use(transport=request.transport)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    buffers = Buffers.make(request.workload, world_size, rank, in_place=False)
+    run = caller(
+        request.algorithm, request.workload, buffers, rank, world_size, request.segment_bytes
+    )
+    for _ in range(request.warmup):
+        run(False)
+    with ringcoll.trace(request.path) as recording:
+        for _ in range(request.times):
+            run(False)
+    return _summary(recording)
+
+
+@dataclass(frozen=True)
+class TrainerTraceRequest:
+    """The trainer to trace, as for `make_trainer`; the rest as in `TraceRequest`, in steps."""
+
+    trainer: str
+    task: Task
+    gradients: Gradients
+    path: str
+    warmup: int = 2
+    times: int = 5
+    modules: tuple[UserModule, ...] = ()
+
+
+def trace_training_on_rank(request: TrainerTraceRequest) -> dict[str, Any]:
+    """Train on the default group, and trace all groups of the trainer, as `trace_on_rank`."""
+    for module in request.modules:
+        module.load()
+    task, world_size = request.task, dist.get_world_size()
+    trainer = make_trainer(request.trainer, task, request.gradients)
+    epochs = (_batches_of_all(task, task.seed + epoch, world_size) for epoch in count())
+    every = chain.from_iterable(epochs)
+    for _ in trainer.steps(islice(every, request.warmup)):
+        pass
+    further = [group for group in trainer.groups if group is not None]
+    with ringcoll.trace(request.path, also=further) as recording:
+        for _ in trainer.steps(islice(every, request.times)):
+            pass
+    trainer.close()
+    return _summary(recording)
+
+
+def _summary(recording: Recording) -> dict[str, Any]:
+    """The summary that the command prints, on rank 0; empty on the others."""
+    if not recording.summary:
+        return {}
+
+    def fields(by_name: Mapping[str, Shares | PhaseTimes]) -> dict[str, Any]:
+        return {name: numbers.as_json() for name, numbers in by_name.items()}
+
+    return {
+        "ranks": [*map(fields, recording.summary)],
+        "clocks": recording.clocks,
+        "transport": recording.transport,
+        "phases": [*map(fields, recording.phases)],
+        "findings": recording.findings,
+    }

@@ -21,11 +21,10 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.algorithms import algorithms, find
-from ringcoll.bench.contenders import Workload, shape
-from ringcoll.bench.environment import device_of
-from ringcoll.bench.measure import BenchRequest, Result
+from ringcoll.bench.contenders import Workload, check_transport, shape
+from ringcoll.bench.measure import BenchRequest, Result, device_of
 from ringcoll.bench.measure import measure as measure_all
-from ringcoll.bench.statistics import Summary
+from ringcoll.bench.rounds import Summary
 from ringcoll.collectives import groups
 from ringcoll.cost import (
     AUTO,
@@ -37,7 +36,6 @@ from ringcoll.cost import (
     pipelined_segment_bytes,
     predictions,
 )
-from ringcoll.errors import ArgumentError
 from ringcoll.group import measure
 from ringcoll.launch import report
 from ringcoll.machine import UserModule, cores, without_tuning
@@ -108,11 +106,7 @@ def costs_on_rank(transport: str, kind: str = "cpu", timeout_s: float = _LIMIT_S
         groups.use(transport=transport)
     ringcoll.all_reduce(torch.zeros(1, device=device), algorithm="ring")  # connects the ranks
     used = groups.communicator(None, device).transport
-    if used.name != transport:
-        raise ArgumentError(
-            "the environment asks for another transport", argument="transport",
-            expected=used.name, got=transport,
-        )  # fmt: skip
+    check_transport(used.name, transport, "transport")
     costs = [astuple(measure(used, timeout_s, cores=cores(), device=device)) for _ in range(_TIMES)]
     names = [field.name for field in fields(Parameters)]
     return Parameters(**dict(zip(names, map(median, zip(*costs, strict=True)), strict=True)))

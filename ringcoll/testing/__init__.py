@@ -9,11 +9,9 @@ Pytest imports this room whenever it starts, so nothing heavy is imported before
 
 ===============  ==========================================================
 `on_ranks`       `ranks`: a test, or a function, on ranks
-`pool`           the processes, and what they are sent
-`outcome`        what a rank answers, and which rank failed first
+`pool`           the processes, what they are sent, what they answer
 `collective`     `given_collective`: a collective against its definition
-`right_answers`  what a reduction has to give, and what is wrong with it
-`inputs`         inputs that differ by rank and by index
+`inputs`         inputs that differ by rank and by index, and right answers of a reduction
 `plugin`         what pytest calls
 ===============  ==========================================================
 """

@@ -3,9 +3,9 @@ from .collective import given_collective as given_collective
 from .inputs import COMPLEX as COMPLEX
 from .inputs import FLOATS as FLOATS
 from .inputs import INTEGERS as INTEGERS
+from .inputs import Expected as Expected
+from .inputs import bits as bits
+from .inputs import mismatch as mismatch
 from .inputs import values as values
 from .on_ranks import OnRanks as OnRanks
 from .on_ranks import ranks as ranks
-from .right_answers import Expected as Expected
-from .right_answers import bits as bits
-from .right_answers import mismatch as mismatch

@@ -1,9 +1,9 @@
 """`given_collective`: a collective against its definition, by hypothesis.
 
-Each example is a dtype, an operator, a length and inputs; each world size is a test of its own, as the
-ranks keep their group. The ranks make the call; the
-parent knows the inputs of all ranks, and computes what has to come out in one process: native
-collectives themselves refuse some dtypes, and round others.
+Each example is a dtype, an operator, a length and inputs; each world size is a test of its own, as
+the ranks keep their group. The ranks make the call; the parent knows the inputs of all ranks, and
+computes what has to come out in one process: native collectives themselves refuse some dtypes, and
+round others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, MissingExtraError
-from ringcoll.testing.inputs import LARGEST, values
+from ringcoll.testing.inputs import (
+    LARGEST,
+    OPERATORS,
+    Expected,
+    mismatch,
+    operators,
+    reduced,
+    values,
+)
 from ringcoll.testing.on_ranks import ranks
-from ringcoll.testing.right_answers import OPERATORS, Expected, mismatch, operators, reduced
 
 DTYPES = (
     torch.int64,
@@ -109,8 +116,8 @@ def given_collective(
         ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"`` (from rank 0) or
         ``"all_to_all"``, of single tensors.
     world_sizes, dtypes, ops
-        Numbers of ranks, dtypes, and names of operators, of which each that is defined for the dtype
-        is tried.
+        Numbers of ranks, dtypes, and names of operators, of which each that is defined for the
+        dtype is tried.
     longest
         Largest number of elements; of a block, where the collective cuts or joins tensors.
     max_examples
@@ -186,10 +193,8 @@ def given_collective(
 
         test.__name__, test.__qualname__ = function.__name__, function.__qualname__
         test.__module__, test.__doc__ = function.__module__, function.__doc__
-        added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
-            for name in ("world_size", "data")
-        ]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter(name, kind) for name in ("world_size", "data")]
         arguments = inspect.signature(function).parameters
         names = [name for name in arguments if name not in ("tensor", "op")]
         test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

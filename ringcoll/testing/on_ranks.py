@@ -20,9 +20,18 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import seconds_of, whole
-from ringcoll.testing.outcome import Failure, attempt, leave, raise_first
-from ringcoll.testing.pool import POOL, Arguments, Group, copied, join
-from ringcoll.testing.right_answers import Expected, mismatch
+from ringcoll.testing.inputs import Expected, mismatch
+from ringcoll.testing.pool import (
+    POOL,
+    Arguments,
+    Failure,
+    Group,
+    attempt,
+    copied,
+    join,
+    leave,
+    raise_first,
+)
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
@@ -191,19 +200,16 @@ def _difference(value: Any, first: Any) -> str:
     return f"{value!r}, expected {first!r}"
 
 
-# --- threads ------------------------------------------------------------------------------
-
-
 def _on_threads(
     group: Group, function: Callable[..., Any], arguments: Sequence[Arguments]
 ) -> list[Any]:
-    """Call a function on ranks that are threads, each with a world of its own, as torch's tests do."""
+    """Call a function on ranks that are threads, each with its own world, as in torch's tests."""
     from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
     __tracebackhide__ = True
     copies = [copied([each], copy.deepcopy)[0] for each in arguments]
     outcomes: dict[int, bytes | Failure] = {}
-    # A late thread must not end the group of the program: the parent takes the locks, and keeps them.
+    # A late thread must not end the group of the program: the parent takes and keeps the locks.
     leaving = [threading.Lock() for _ in copies]
     store = dist.HashStore()
     c10d = dist.distributed_c10d

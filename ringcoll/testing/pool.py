@@ -7,6 +7,10 @@ a failure, and where a test has made or ended groups.
 
 A rank finds a test's function by its module's file and its name, and loads the module with the
 assertions that pytest writes. A function without a name of its own is sent by cloudpickle.
+
+A rank answers with a value or a failure. A rank that fails leaves its groups, so that ranks that
+wait for it fail soon, too. The failure that came first in time is the cause. Its exception is
+raised by the parent; the ranks' tracebacks stand above it, the first rank's first.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -34,7 +39,6 @@ import torch.distributed as dist
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import RankError, Ranks, by_value, pickled, rendezvous, report
 from ringcoll.machine import stacks
-from ringcoll.testing.outcome import Failure, RanksTraceback, attempt, leave, raise_first
 
 _START_S = 120.0  # for ranks to start, and to load a test's module
 _MORE_S = 2.0  # for the group's own error to come before the pool's, which knows less
@@ -78,9 +82,6 @@ def join(group: Group, rank: int, store: dist.Store) -> None:
     dist.barrier()  # ranks that have met learn soon that one of them has left
 
 
-# --- in the parent ------------------------------------------------------------------------
-
-
 def _named(function: Any) -> Named | None:
     """Where a rank finds a function; ``None`` if it cannot be found by name."""
     module = sys.modules.get(function.__module__)
@@ -92,8 +93,8 @@ def _named(function: Any) -> Named | None:
 
 def _body(module: Any, name: str) -> Any:
     """A function of a module; of a test that `ranks` has wrapped, what is inside."""
-    found = reduce(lambda value, part: getattr(value, part, None), name.split("."), module)
-    return getattr(found, "ringcoll_ranks", (None, found))[1]
+    function = reduce(lambda value, part: getattr(value, part, None), name.split("."), module)
+    return getattr(function, "ringcoll_ranks", (None, function))[1]
 
 
 def _packed(function: Callable[..., Any]) -> Named | bytes:
@@ -207,8 +208,6 @@ class _Pool:
 POOL = _Pool()
 
 
-# --- on a rank ----------------------------------------------------------------------------
-
 _joined = 0  # number of the default group
 
 
@@ -307,3 +306,78 @@ def _on_rank(call: _Call) -> _Answer | None:
         raise _FailedError
     groups = len(dist.distributed_c10d._world.pg_map)  # the public list has only names
     return _Answer(outcome, printed.getvalue(), groups == 1)
+
+
+_OF_PYTEST = {"Failed": "fail", "Skipped": "skip", "XFailed": "xfail"}  # they cannot be pickled
+
+
+class Failure(NamedTuple):
+    """A rank's exception, as it travels to the parent."""
+
+    time_s: float  # of the clock that all processes of a host share
+    rank: int
+    kind: str
+    text: str
+    trace: str
+    error: bytes  # pickled; empty if that is not possible
+
+
+class RanksTraceback(Exception):  # noqa: N818  # the cause of an error, which shows where it was raised
+    """Tracebacks of ranks."""
+
+
+def leave() -> None:
+    """End the groups of this rank, whatever state they are in."""
+    with contextlib.suppress(Exception):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def attempt(rank: int, function: Callable[[], Any]) -> bytes | Failure:
+    """Call a function on a rank; its value is pickled, so that memory is not shared."""
+    try:
+        value = function()
+        try:
+            return pickled(value)
+        except Exception as error:  # noqa: BLE001  # of any class that pickles itself
+            raise TypeError(f"the value that the test returns cannot be sent: {error}") from None
+    except BaseException as error:  # noqa: BLE001  # the parent raises the error
+        now_s = time.monotonic()
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_globals["__name__"].startswith(
+            "ringcoll.testing."
+        ):
+            trace = trace.tb_next
+        lines = traceback.format_exception(type(error), error, trace)
+        # Frames refer to groups, which end when nothing refers to them.
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        written = b""
+        with contextlib.suppress(Exception):
+            pickle.loads(pickled(error))
+            written = pickled(error)
+        return Failure(now_s, rank, type(error).__name__, str(error), "".join(lines), written)
+
+
+def raise_first(failures: Sequence[Failure], world_size: int) -> None:
+    """Raise the exception of the rank that failed first, if a rank failed."""
+    __tracebackhide__ = True
+    if not failures:
+        return
+    first, *others = sorted(failures)
+    text = f"rank {first.rank} of {world_size}:\n{first.trace}"
+    for other in others:
+        summary = f"{other.kind}: {other.text}".strip().partition("\n")[0]
+        text += f"\nrank {other.rank} failed after it: {summary}"
+    cause = RanksTraceback(text)
+    error: BaseException
+    if first.kind in _OF_PYTEST:
+        import pytest
+
+        error = getattr(pytest, _OF_PYTEST[first.kind]).Exception(first.text)
+    elif first.error:
+        error = pickle.loads(first.error)
+    else:
+        by_rank = {failure.rank: (failure.kind, failure.text) for failure in failures}
+        error = RankError(first.rank, by_rank, first.trace)
+    raise error from cause

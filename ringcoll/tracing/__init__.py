@@ -1,8 +1,8 @@
 """Where the time goes: a picture of all ranks on one clock, and its summary.
 
 Problem: an operation, or a training step, is slow, and nobody sees whether ranks wait for each
-other, move bytes, reduce, or compute. `trace` notes every send, receive, wait, reduction and copy of
-the operations of a group, and the phases of `ringcoll.tracing.phases`; rank 0 writes a file that
+other, move bytes, reduce, or compute. `trace` notes every send, receive, wait, reduction and copy
+of the operations of a group, and the phases of `ringcoll.tracing.phases`; rank 0 writes a file that
 Perfetto reads.
 
 Cost: nothing without a trace. With a trace, two looks at the clock and a small tuple for each
@@ -10,14 +10,11 @@ instruction; docs/trace.md has the microseconds.
 
 ==============  ==========================================================
 `block`         `trace`: the traced block, from its begin to the file
-`recorder`      notes what a rank does
-`records`       the notes of a rank
+`recorder`      notes what a rank does, and packs the notes
 `clocks`        a common clock for all ranks
 `trace_events`  the picture, for Perfetto
-`summary`       the numbers of the operations
 `phases`        phases of a step that a program names, and waits between ranks
-`phase_times`   the numbers of the phases
-`findings`      sentences on the phases
+`summary`       the numbers of operations and phases, and sentences on them
 ==============  ==========================================================
 """
 

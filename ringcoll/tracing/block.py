@@ -24,12 +24,9 @@ from ringcoll.group import Communicator
 from ringcoll.machine import appears, json_text, peaks_of, read_json_file, read_text, replace_file
 from ringcoll.pictures import time_picture
 from ringcoll.tracing.clocks import Sighting
-from ringcoll.tracing.findings import findings
-from ringcoll.tracing.phase_times import PhaseTimes, summarize_phases
 from ringcoll.tracing.phases import PhaseLog
-from ringcoll.tracing.recorder import Clocks, Tracer
-from ringcoll.tracing.records import Records
-from ringcoll.tracing.summary import Shares, summarize
+from ringcoll.tracing.recorder import Clocks, Records, Tracer
+from ringcoll.tracing.summary import PhaseTimes, Shares, findings, summarize, summarize_phases
 from ringcoll.tracing.trace_events import document
 from ringcoll.transport import Message
 
@@ -123,9 +120,9 @@ def trace(
 
     Notes
     -----
-    If the block raises, there is no file, and the error is passed on at once. Operations
-    that the block has started, and that nobody has waited for yet, belong to the trace. Where traces
-    are nested, phases belong to the inner one. With phases, the peaks of memory are measured where
+    If the block raises, there is no file, and the error is passed on at once. Operations that the
+    block has started, and that nobody has waited for yet, belong to the trace. Where traces are
+    nested, phases belong to the inner one. With phases, the peaks of memory are measured where
     each rank is a process of its own; the process's own peak (``VmHWM``) begins again each time.
 
     Examples

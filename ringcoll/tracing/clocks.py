@@ -1,7 +1,6 @@
 """A common clock for all ranks, from messages that were sent anyway.
 
-Problem: each rank notes times on a clock of its own, and a picture of all ranks needs a common
-clock.
+Problem: each rank notes times on a clock of its own, and a picture of all ranks needs a common one.
 
 Every message is a bound: a message is received after it was sent. If the offset ``o[r]`` has to
 be added to the clock of rank r, a message from a to b says ::
@@ -47,19 +46,10 @@ class Sighting(NamedTuple):
 class Clock:
     """From the clock of a rank to that of rank 0.
 
-    Parameters
-    ----------
-    offset_ns
-        Offset at the time ``since_ns``: it is added to the rank's clock.
-    uncertainty_ns
-        Largest distance between the true offset and ``offset_ns``.
-    rate
-        Growth of the offset in each unit of time.
-    since_ns
-        Time on the clock of the rank.
-    slack_ns
-        Time by which a message may seem to arrive before it was sent: 0 unless clocks drift in
-        an irregular way.
+    ``offset_ns``, which is added to the rank's clock, is the offset at the time ``since_ns`` on
+    that clock; it grows by ``rate`` in each unit of time. The true offset is at most
+    ``uncertainty_ns`` away. A message may seem to arrive ``slack_ns`` before it was sent: 0 unless
+    clocks drift in an irregular way.
     """
 
     offset_ns: int

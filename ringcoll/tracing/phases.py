@@ -17,9 +17,9 @@ themselves; code that receives messages says for whom it waits::
         work.wait()
 
 Only a thread that has entered a trace is recorded, so ranks that are threads do not mix. Without
-a trace, `phase` and `waiting` look up an attribute of the thread and return an empty context: 0.5 to
-0.9 us for the whole block. In a trace a block costs 4 us, and where the peak of memory is measured 50 us
-(``timeit``, Python 3.12, a busy 2-core machine).
+a trace, `phase` and `waiting` look up an attribute of the thread and return an empty context: 0.5
+to 0.9 us for the whole block. In a trace a block costs 4 us, and where the peak of memory is
+measured 50 us (``timeit``, Python 3.12, a busy 2-core machine).
 """
 
 from __future__ import annotations
@@ -79,16 +79,10 @@ _thread = _Thread()
 
 
 class PhaseLog:
-    """The phases and waits of one thread.
+    """The phases and waits of one thread, by a clock in nanoseconds.
 
-    Parameters
-    ----------
-    clock
-        Clock in nanoseconds.
-    most
-        Number of phases, and of waits, that are kept; further ones are counted in ``left_out``.
-    peaks
-        Measures peaks of memory; ``None`` if they cannot be measured.
+    At most ``most`` phases, and waits, are kept; further ones are counted in ``left_out``.
+    ``peaks`` measures peaks of memory; ``None`` if they cannot be measured.
     """
 
     def __init__(self, clock: Callable[[], int], most: int, peaks: Peaks | None = None) -> None:

@@ -2,18 +2,22 @@
 
 Nothing here runs unless there is a trace. A `Tracer` wraps the calls that an operation is bound to
 (`Tracer.traced`), so that the clock is read before and after each; the executor runs them as
-it runs any others.
+it runs any others. `Records` are the notes of a rank: numbers only, as JSON between ranks.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from ringcoll.errors import TraceError
 from ringcoll.group import Communicator, Work
 from ringcoll.operation import (
     Binding,
@@ -29,12 +33,121 @@ from ringcoll.operation import (
     Turn,
     Wait,
 )
-from ringcoll.tracing.phases import Awaited, PhaseLog
-from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
+from ringcoll.tracing.clocks import Sighting
+from ringcoll.tracing.phases import Awaited, PhaseLog, PhaseSpan, ThreadWait
 from ringcoll.transport import Handle
 
 Clocks = Callable[[], int]
 """A clock: it gives nanoseconds, and never goes back."""
+
+# What packed data raise that are cut, that are no JSON, or that have other fields.
+_MALFORMED = (zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+class Span(NamedTuple):
+    """Work of a rank from ``begin`` to ``end``, in ns on its own clock.
+
+    ``kind`` is ``"wait"``, ``"post"``, ``"reduce"`` or ``"copy"``; ``message`` is the number of the
+    message that the rank waited for, or -1; ``nbytes`` are the bytes that were reduced or copied.
+    """
+
+    kind: str
+    begin: int
+    end: int
+    step: int
+    message: int = -1
+    nbytes: int = 0
+
+
+class MessageEnd(NamedTuple):
+    """An end of a message; the call that posted it took from ``begin`` to ``end``, in ns."""
+
+    is_send: bool
+    peer: int
+    step: int
+    nbytes: int
+    tag: int
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class TracedOperation:
+    """An operation of a group, as a rank has seen it.
+
+    ``number`` is the same on all ranks; ``error`` is the text of the error, if it failed.
+    ``group`` is the number of the traced group, and ``is_beside`` says whether another thread than
+    the one that has entered the trace ran it. All ranks are ranks in the first group.
+    """
+
+    number: int
+    description: str
+    collective: str
+    algorithm: str
+    segments: int
+    begin: int
+    end: int = 0
+    error: str = ""
+    group: int = 0
+    is_beside: bool = False
+    messages: list[MessageEnd] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    def arrivals(self) -> dict[int, Span]:
+        """The waits that are over, by the number of the message."""
+        return {span.message: span for span in self.spans if span.message >= 0}
+
+
+@dataclass(slots=True)
+class Records:
+    """All notes of a rank.
+
+    ``sightings`` are the messages between the rank and rank 0 that measured the clocks, before and
+    after. ``left_out`` is the number of operations beyond the limit, ``phases_left_out`` that of
+    phases and waits. ``groups`` are the ranks of each traced group.
+    """
+
+    rank: int
+    world_size: int
+    transport: str
+    operations: list[TracedOperation] = field(default_factory=list)
+    sightings: tuple[list[Sighting], list[Sighting]] = field(default_factory=lambda: ([], []))
+    left_out: int = 0
+    phases_left_out: int = 0
+    groups: list[list[int]] = field(default_factory=list)
+    phases: list[PhaseSpan] = field(default_factory=list)
+    waits: list[ThreadWait] = field(default_factory=list)
+
+    def packed(self) -> bytes:
+        """As compressed JSON."""
+        return zlib.compress(json.dumps(asdict(self)).encode(), 1)
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Self:
+        """Read the data of `packed`.
+
+        Raises
+        ------
+        TraceError
+            The data are something else.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(zlib.decompress(data))
+            operations = [_operation(item) for item in fields.pop("operations")]
+            first, last = ([Sighting(*item) for item in row] for row in fields.pop("sightings"))
+            phases = [PhaseSpan(**item) for item in fields.pop("phases")]
+            waits = [ThreadWait(*item) for item in fields.pop("waits")]
+            return cls(
+                **fields, operations=operations, sightings=(first, last), phases=phases, waits=waits
+            )
+        except _MALFORMED as error:
+            raise TraceError(f"not the notes of a rank: {error!r}") from error
+
+
+def _operation(fields: dict[str, Any]) -> TracedOperation:
+    messages = [MessageEnd(*item) for item in fields.pop("messages")]
+    spans = [Span(*item) for item in fields.pop("spans")]
+    return TracedOperation(**fields, messages=messages, spans=spans)
 
 
 class _Steps(NamedTuple):
@@ -102,18 +215,8 @@ class TracedWork(Work):
 class Tracer:
     """Notes the operations of one rank of a group: at most ``most``; it only counts the others.
 
-    Parameters
-    ----------
-    member
-        The rank's end of the group.
-    records
-        The notes of the rank, of all its traced groups.
-    log
-        The phases of the thread that has entered the trace.
-    group
-        Number of the group among those that are traced; ``records.groups`` has its ranks.
-    clock, most
-        See `trace`.
+    ``records`` are the notes of the rank, of all its traced groups; ``group`` is the number of the
+    group in them. ``log`` has the phases of the thread that has entered the trace.
     """
 
     def __init__(
@@ -201,41 +304,38 @@ class Tracer:
                 kind = "copy" if isinstance(instruction, Move) else "reduce"
                 nbytes = plan.regions[instruction.into].numel * request.work_dtype.itemsize
                 if isinstance(bound, Reading):
-                    run = self._local(record, bound.run, kind, step, nbytes)
+                    run = self._noting(record, bound.run, kind, step, nbytes)
                     program.append(bound._replace(run=run))
                 else:
-                    program.append(self._local(record, bound, kind, step, nbytes))
+                    program.append(self._noting(record, bound, kind, step, nbytes))
         last_step = max(steps.instructions, default=0)
         return Binding(
-            [(self._copying(record, load, 0), number) for load, number in binding.loads],
+            [(self._noting(record, load, "copy", 0), number) for load, number in binding.loads],
             program,
-            [(self._copying(record, store, last_step), number) for store, number in binding.stores],
+            [
+                (self._noting(record, store, "copy", last_step), number)
+                for store, number in binding.stores
+            ],
             self._waiting(record, binding.wait, steps),
             binding.is_over,
         )
 
-    def _copying(
-        self, record: TracedOperation, copy: Callable[[Tensor], object], step: int
-    ) -> Callable[[Tensor], object]:
-        def copy_and_note(tensor: Tensor) -> None:
-            begin = self.clock()
-            copy(tensor)
-            record.spans.append(Span("copy", begin, self.clock(), step, nbytes=tensor.nbytes))
-
-        return copy_and_note
-
-    def _local(
+    def _noting(
         self,
         record: TracedOperation,
         work: Callable[..., object],
         kind: str,
         step: int,
-        nbytes: int,
+        nbytes: int | None = None,
     ) -> Callable[..., object]:
-        def work_and_note(*handles: Sequence[Handle]) -> None:
+        """Note work of so many bytes; without them, of the tensor that is copied."""
+
+        def work_and_note(*arguments: Any) -> None:
             begin = self.clock()
-            work(*handles)
-            record.spans.append(Span(kind, begin, self.clock(), step, nbytes=nbytes))
+            work(*arguments)
+            end = self.clock()
+            size = arguments[0].nbytes if nbytes is None else nbytes
+            record.spans.append(Span(kind, begin, end, step, nbytes=size))
 
         return work_and_note
 

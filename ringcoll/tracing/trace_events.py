@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringcoll.tracing.clocks import Clock, Sighting, agree
-from ringcoll.tracing.findings import findings
-from ringcoll.tracing.phase_times import PhaseTimes, phase_times, summarize_phases
 from ringcoll.tracing.phases import PhaseSpan, ThreadWait
-from ringcoll.tracing.records import (
-    Delivery,
+from ringcoll.tracing.recorder import (
     MessageEnd,
     Records,
     Span,
     TracedOperation,
-    deliveries,
 )
-from ringcoll.tracing.summary import shares, summarize
+from ringcoll.tracing.summary import (
+    PhaseTimes,
+    findings,
+    phase_times,
+    shares,
+    summarize,
+    summarize_phases,
+)
 
 # The rows of a rank: their names in events, and their titles and numbers.
 _TRACKS = {
@@ -37,6 +40,46 @@ _PHASES = 9  # number of the row of phases, which is shown above the others
 _ROWS = 10  # numbers from one group's rows to the next group's
 
 _Event = dict[str, Any]
+
+
+class Delivery(NamedTuple):
+    """Both ends of a message, and the receiver's wait for it."""
+
+    source: int
+    target: int
+    sent: MessageEnd
+    received: MessageEnd
+    wait: Span
+    group: int
+
+
+def deliveries(ranks: list[Records]) -> Iterator[Delivery]:
+    """Pair sends with the receives whose waits are over.
+
+    Within an operation and an ordered pair of ranks, the i-th receive gets the i-th send: the
+    executor posts them in this order.
+    """
+    sends: dict[tuple[int, int, int, int], list[MessageEnd]] = {}
+    for rank in ranks:
+        for operation in rank.operations:
+            for message in operation.messages:
+                if message.is_send:
+                    key = operation.group, operation.number, rank.rank, message.peer
+                    sends.setdefault(key, []).append(message)
+    for rank in ranks:
+        for operation in rank.operations:
+            arrivals = operation.arrivals()
+            posted = {
+                peer: iter(sends.get((operation.group, operation.number, peer, rank.rank), ()))
+                for peer in range(rank.world_size)
+            }
+            for number, message in enumerate(operation.messages):
+                if message.is_send:
+                    continue
+                sent = next(posted[message.peer], None)
+                if sent is not None and number in arrivals:
+                    wait = arrivals[number]
+                    yield Delivery(message.peer, rank.rank, sent, message, wait, operation.group)
 
 
 def document(ranks: list[Records]) -> dict[str, Any]:

@@ -2,16 +2,12 @@
 
 ===================  ==========================================================
 `lives`              which ranks have ended, as far as that can be seen
-`notices`            what ranks tell each other through the store when something takes too long
-`announcement`       the failure that breaks a group, in the log and for torchrun, at once
-`comparison`         calls compared through the store, where messages have no tags; each call, on request
-`barrier`            a barrier in the store, which names the ranks that do not come
+`notices`            what ranks tell through the store, the log, and torchrun's error file
 `progress`           what this rank does, as a record that the thread of operations writes
 `diagnosis`          what is wrong, told from that record, the notices and the lives
-`monitor`            looks around when a wait is long, breaks it, and tells the others the cause
-`answers`            what a process says to others of its user that ask
+`monitor`            looks around when a wait is long, breaks it, tells the cause; compares calls
 `flight_recorder`    what the groups of a process do, for somebody who looks on from outside
-`flight_report`      the same of all ranks, merged and in words
+`flight_report`      how processes ask each other for it; the same of all ranks, in words
 ===================  ==========================================================
 """
 

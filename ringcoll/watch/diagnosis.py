@@ -1,6 +1,7 @@
-"""What is wrong, where an operation does not end: told from what this rank does and what is known of the others.
+"""The cause of an operation that does not end, from what this rank does and knows of the others.
 
-Nothing here waits, and nothing is published: the `Monitor` asks, and decides what to do with the answer.
+Nothing here waits, and nothing is published: the `Monitor` asks, and decides what to do with the
+answer.
 """
 
 from __future__ import annotations
@@ -39,10 +40,8 @@ class Diagnosis:
         self._progress, self._notices, self._lives = progress, notices, lives
         self._ended: dict[int, float] = {}  # ranks whose process has ended, and when that was seen
 
-    # --- who is waited for ------------------------------------------------------------------
-
     def missing(self, running: Running) -> list[int]:
-        """The ranks for which this rank waits: of those that meet, the ranks that do not tell that they have come."""
+        """The ranks for which this rank waits: of those that meet, those not known to have come."""
         if running.peer is not None:
             return [running.peer]
         is_barrier, progress = running.is_barrier, self._progress
@@ -70,8 +69,8 @@ class Diagnosis:
     def suspect(self, first: Issued) -> Wait | None:
         """The message that a stream waits for.
 
-        Of messages that come together, it is more likely one whose peer has ended, or is not known
-        to be in this operation.
+        Of messages that come together, it is more likely that of a peer that has ended, or is not
+        known to be in this operation.
         """
         with beside(first.operation.device):
             waits = first.awaited()
@@ -86,8 +85,6 @@ class Diagnosis:
 
         return min(waits, key=suspicion, default=None)
 
-    # --- who is lost ------------------------------------------------------------------------
-
     def missed(self, running: Running) -> PeerLostError | None:
         """The loss of a rank that this rank waits for, and that comes to this operation no more."""
         if running.is_barrier:
@@ -100,14 +97,15 @@ class Diagnosis:
         ended = self._lives.ended(awaited, 0)  # rank 0 may have had the store
         for peer in ended:
             dead_s = now - self._ended.setdefault(peer, now)
-            # It was done: its message may be in a group with that of another rank, or on a slow network.
+            # It was done: its message may be in a group with that of another rank, or on a slow
+            # network.
             last, is_far = notices.last_of(peer), peer in self._lives.elsewhere
             is_late = is_far and last is not None and last >= running.number
             if last is not None and (self._progress.issued or is_late):
                 continue
             is_awaited = self._progress.meets if awaited is None else awaited == peer
-            # It may have blocked the others, too: UCX's queues in shared memory wait for a sender that was
-            # killed while it wrote.
+            # It may have blocked the others, too: UCX's queues in shared memory wait for a sender
+            # that was killed while it wrote.
             is_doom = last is None and not notices.is_gone and dead_s >= _DOOM_S
             if (is_awaited and dead_s >= _GRACE_S) or is_doom:
                 cause = self._cause(peer, ended)
@@ -116,7 +114,7 @@ class Diagnosis:
         return None
 
     def has_lost(self, running: Running) -> bool:
-        """Whether the process of the rank that this rank waits for has ended; of any rank, as they meet."""
+        """Whether the process that this rank waits for has ended; any process, as ranks meet."""
         ended = self._lives.ended(running.peer)
         return bool(ended) if running.peer is None else running.peer in ended
 
@@ -128,7 +126,7 @@ class Diagnosis:
         return self._notices.is_gone and self.rank != 0 and 0 not in self._lives.ended(0)
 
     def weighed(self, failure: TransportError, peer: int) -> TransportError:
-        """The loss of a peer that lives; this rank's own fault if more ranks have lost it than the peer."""
+        """The loss of a peer that lives; this rank's own fault if more ranks have lost it."""
         count = self._notices.broken(self.rank)
         if count <= self._notices.broken(peer):
             return failure
@@ -138,7 +136,7 @@ class Diagnosis:
     def failure(
         self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]
     ) -> TransportError:
-        """The failure of a wait as this rank knows it; in ``chain`` each rank waits for the next rank."""
+        """The failure of a wait as this rank knows it; ranks in ``chain`` wait for the next."""
         timed_out = isinstance(error, CollectiveTimeoutError)
         is_corrupt = isinstance(error, CorruptMessageError)
         peer = running.peer if running.wait else getattr(error, "peer", None)
@@ -169,8 +167,8 @@ class Diagnosis:
     def _cause(self, peer: int | None, ended: set[int]) -> int | None:
         """The rank whose end is the cause, where the message of a peer does not come.
 
-        Those that gave up because of it may have ended since. If the store has ended with rank 0, they
-        could not tell why.
+        Those that gave up because of it may have ended since. If the store has ended with rank 0,
+        they could not tell why.
         """
         if self._notices.is_gone and 0 in ended:
             return 0
@@ -183,10 +181,8 @@ class Diagnosis:
             text += f"; {unreachable(self._notices.store)}"
         return PeerLostError(text, peer=peer)
 
-    # --- who calls something else -----------------------------------------------------------
-
     def disagreement(self) -> dict[str, Any] | None:
-        """The verdict on the first operation in which some rank differs from this rank, or ``None``."""
+        """The verdict on the first operation in which a rank differs from this one, or ``None``."""
         progress = self._progress
         for peer in range(self.world_size):
             state = self._notices.state(peer) if peer != self.rank else None
@@ -199,12 +195,11 @@ class Diagnosis:
                     pair = self._other_lengths(own, description, lengths)
                 if pair[0] != pair[1]:
                     return self.difference(int(key), pair[0], peer, pair[1], place)
-            # A rank that is in a barrier has not made the call that this rank has made before that barrier.
+            # A rank in a barrier has not made the call that this rank has made before that barrier.
             if state and state["barrier"] and state["barrier"][0] > progress.num_barriers:
                 _, number, site = state["barrier"]
-                own, place = progress.called(number), f" at {site}" * bool(site)
-                if own is not None:
-                    call = own.description or own.name
+                if (own := progress.called(number)) is not None:
+                    call, place = own.description or own.name, f" at {site}" * bool(site)
                     return self.difference(number, call, peer, BARRIER.name, place)
         return None
 
@@ -218,7 +213,7 @@ class Diagnosis:
     def _other_lengths(
         self, own: Words, description: str, lengths: dict[str, int] | None
     ) -> tuple[str, str]:
-        """Both calls in words, with the length of the first block on which they disagree."""
+        """Two calls of one description, with the length of the first block that differs."""
         for key, numel in (lengths or {}).items():
             own_numel = (own.lengths or {}).get(int(key), numel)
             if own_numel != numel:
@@ -228,9 +223,7 @@ class Diagnosis:
                     f"{own.description} with {own_numel} elements {way}",
                     f"{description} with {numel} elements {way}",
                 )
-        return own.description or own.name, description
-
-    # --- what another rank has said ---------------------------------------------------------
+        return description, description
 
     def verdict_of(self, failure: TransportError) -> dict[str, Any]:
         """The failure of this rank, as the others are to read it."""
@@ -247,15 +240,12 @@ class Diagnosis:
             both = " and ".join(
                 f"rank {rank} called {call}{place}" for rank, call, place in verdict["calls"]
             )
-            mine = calls.get(self.rank, "")
+            number, mine = verdict["number"], calls.get(self.rank, "")
             # If this rank is neither of the two, its peer is the rank with another call.
-            if not mine and (own := self._progress.called(verdict["number"])) is not None:
+            if not mine and (own := self._progress.called(number)) is not None:
                 mine = own.description or own.name
             peer = next(rank for rank, call in calls.items() if rank != self.rank and call != mine)
-            text = (
-                f"rank {self.rank}: the ranks disagree on call {verdict['number'] + 1} "
-                f"of the group: {both}"
-            )
+            text = f"rank {self.rank}: the ranks disagree on call {number + 1} of the group: {both}"
             return MismatchError(text, peer=peer, mine=mine, theirs=calls[peer])
         text = f"rank {self.rank} stops: {verdict['text']}"
         return FAILURES[verdict["kind"]](text, peer=verdict["peer"])

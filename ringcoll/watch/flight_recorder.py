@@ -1,12 +1,11 @@
 """The flight recorder says, while a program hangs, what the groups of its process do.
 
-Problem: a program that hangs says nothing, and the rank at fault is seldom the rank that one looks at.
-All that there is to know is kept in any case: a `Monitor` has a group's last operations, and the
-message that is waited for. So nothing is added to an operation. Who asks (``ringcoll dump``) makes a
-thread of this process read what is there; until then the thread sleeps in the kernel. The thread is
-there as long as a group of more than one rank is.
-
-A record is plain data, which `ringcoll.watch.flight_report` merges over the ranks.
+Problem: a program that hangs says nothing, and the rank at fault is seldom the rank that one looks
+at. All that there is to know is kept in any case: a `Monitor` has a group's last operations, and
+the message that is waited for. So nothing is added to an operation. A process that asks
+(``ringcoll dump``) makes a thread of this process read what is there; until then the thread sleeps
+in the kernel. The thread is there as long as a group of more than one rank is. A record is plain
+data, which `ringcoll.watch.flight_report` merges over the ranks.
 """
 
 from __future__ import annotations
@@ -27,24 +26,28 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, GroupBrokenError
-from ringcoll.machine import DUMP, dump_folder, json_text, replace_file, stacks, users
+from ringcoll.machine import (
+    DUMP,
+    dump_folder,
+    json_text,
+    replace_file,
+    stacks,
+    users,
+)
 from ringcoll.operation import Operation, Plan, Turn, Words
 from ringcoll.schedule import Recv, RecvReduce, Send
-from ringcoll.watch.answers import Answering
+from ringcoll.watch.flight_report import Answering
 from ringcoll.watch.monitor import Monitor
 from ringcoll.watch.progress import Running
 
 _log = logging.getLogger("ringcoll")
-
 _LAST = 256  # operations of each group
 _COMMAND = 200  # characters
 
 
 class _Member(Protocol):
-    """A rank's end of a group."""
-
     def snapshot(self) -> dict[str, Any]:
-        """The state of the rank, as plain data."""
+        """The state of a rank of a group, as plain data."""
 
 
 _watched: tuple[weakref.ref[_Member], ...] = ()  # replaced as a whole, so read without the lock
@@ -75,7 +78,7 @@ def forget(member: _Member) -> None:
     """Tell of a group no more; with the last group the thread ends."""
     global _answering, _watched  # noqa: PLW0603  # as above
     with _changing:
-        _watched = tuple(one for one in _watched if one() not in (None, member))
+        _watched = tuple(each for each in _watched if each() not in (None, member))
         if not _watched and _answering is not None:
             _answering.end()
             _answering = None
@@ -94,7 +97,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 def record() -> dict[str, Any]:
     """The record of this process, as JSON holds it: see `ringcoll.watch.flight_report`."""
-    members = [member for one in _watched if (member := one()) is not None]
+    members = [member for reference in _watched if (member := reference()) is not None]
     frames, main = stacks(), threading.main_thread()
     lines = {
         "MainThread" if thread is main else thread.name: users(frames.get(thread.ident or 0, ()))
@@ -119,8 +122,8 @@ def save() -> None:
     folder = dump_folder()
     if folder is None:
         return
-    path = folder / f"{platform.node()}-{os.getpid()}.json"
     try:
+        path = folder / f"{platform.node()}-{os.getpid()}.json"
         replace_file(path, json_text(record()), 0o600)
     except OSError as error:
         _log.warning("the record of this process cannot be written: %s", error)
@@ -129,8 +132,8 @@ def save() -> None:
 def dump_on_signal(number: signal.Signals) -> None:
     """Write the record to the folder of ``RINGCOLL_DUMP`` on a signal; called in the main thread.
 
-    Python calls a signal's function in the main thread, which must not be in a call of C++, such as a
-    wait in gloo. ``ringcoll dump`` needs no signal.
+    Python calls a signal's function in the main thread, which must not be in a call of C++, such as
+    a wait in gloo. ``ringcoll dump`` needs no signal.
 
     Raises
     ------
@@ -143,18 +146,16 @@ def dump_on_signal(number: signal.Signals) -> None:
 
 
 def operations(monitor: Monitor, queued: Sequence[tuple[int, Operation | Turn]]) -> dict[str, Any]:
-    """The operations of a rank: those that ran last, the one that runs, and those that wait for their turn."""
+    """The operations of a rank: those that ran last, the one that runs, and those that wait."""
     progress = monitor.progress
     running = progress.failed or progress.running()
-    number = None if running is None else running.number
     return {
         "operations": [
-            _call(index, operation, complete=number is None or index < number)
+            _call(index, operation, complete=running is None or index < running.number)
             for index, operation in progress.recent(_LAST)
         ],
-        "running": None
-        if running is None
-        else _running(running, monitor.rank, progress.meets or running.is_barrier),
+        "running": running
+        and _running(running, monitor.rank, progress.meets or running.is_barrier),
         "queued": [_call(index, operation) for index, operation in queued[:_LAST]],
         "pids": {str(rank): process.pid for rank, process in monitor.lives.processes.items()},
         "elsewhere": sorted(monitor.lives.elsewhere),
@@ -169,13 +170,13 @@ def _call(
 
 
 def _running(running: Running, rank: int, meets: bool) -> dict[str, Any]:
-    number, operation, wait = running
+    wait = running.wait
     return {
-        "number": number,
-        "call": operation.description or operation.name,
+        "number": running.number,
+        "call": running.operation.description or running.operation.name,
         "meets": meets,
         "step": None if wait is None else wait.step,
-        "peer": None if wait is None else wait.peer,
+        "peer": running.peer,
         "is_receive": wait is not None and wait.is_receive,
         "chunks": _chunks(running, rank),
     }
@@ -192,5 +193,4 @@ def _chunks(running: Running, rank: int) -> list[int]:
         for operation in [*plan.schedule.steps(rank)][wait.step]
         if isinstance(operation, kinds) and operation.peer == wait.peer
     ]
-    chunks = {ref.chunk for each in messages for ref in each.writes or each.reads}
-    return sorted(chunks)
+    return sorted({ref.chunk for each in messages for ref in each.writes or each.reads})

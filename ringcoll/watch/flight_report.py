@@ -1,25 +1,53 @@
-"""Records of processes (`ringcoll.watch.flight_recorder`), merged over the ranks of each group, in words.
+"""Records of processes (`ringcoll.watch.flight_recorder`), merged over a group's ranks, in words.
 
-Records of one group have the same token. Ranks are listed from the most to the least suspicious: those
-that cannot be asked; then by the operation that they have come to, the ranks that have come least far
-first, and of these the ranks that are in no operation; then by how many wait for them. In words,
-operations are counted from 1.
+Records of one group have the same token. Ranks are listed from the most to the least suspicious:
+those that cannot be asked; then by the operation that they have come to, the ranks that have come
+least far first, and of these the ranks that are in no operation; then by how many wait for them.
+In words, operations are counted from 1.
+
+A process answers the processes of its user on a Unix socket, on Linux only. The socket has a name
+without a file, which ends with the process. The name holds the process's number and its name space
+of process ids, as containers may share a network. A process that asks sends nothing, and the answer
+is one text. The kernel tells both ends which user the other end is, so that neither believes a
+socket or a process of another user.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, GroupBrokenError
+from ringcoll.machine import process_state, started
 
+FOREIGN = "belongs to another user"
+"""Why `ask` does not believe a process."""
+
+_SLOW_S = 5.0  # for who asks, and then does not read
+_PAUSE_S = 1.0  # after a failure of the kernel, such as too many open files
+_CREDENTIALS = 12  # bytes: numbers of the process, its user and its group
+_STATES = {
+    "R": "running",
+    "S": "asleep",
+    "D": "waiting for a device",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+}
 _LARGEST_WORLD = 1 << 16
 _MISSING = "has left no record"
 
 Record = dict[str, Any]
-
+Members = Mapping[int, tuple[Record, Record]]  # by rank: records of the process and of the group
 
 _CALL = {"number": int, "call": str, "complete": bool}
 _RUNNING = {"number": int, "call": str, "meets": bool, "step": (int, None), "peer": (int, None),
@@ -71,22 +99,20 @@ def read_record(text: str) -> Record:
 
 
 def related(records: Iterable[Record], pids: Collection[int]) -> tuple[list[Record], set[int]]:
-    """The records of processes, and of all that have groups with them; and all processes they name."""
+    """The records of processes, and of all that share groups with them; and all that they name."""
     records, named = list(records), set(pids)
     while True:
         groups = [
-            (record["pid"], group)
+            group
             for record in records
             for group in record["groups"]
-            if record["pid"] in named or named & set(group["pids"].values())
+            if record["pid"] in named or named.intersection(group["pids"].values())
         ]
-        tokens = {group["group"] for _, group in groups}
-        more = {pid for _, group in groups for pid in group["pids"].values()}
-        more |= {
-            record["pid"]
-            for record in records
-            if any(group["group"] in tokens for group in record["groups"])
-        }
+        tokens = {group["group"] for group in groups}
+        more = {pid for group in groups for pid in group["pids"].values()}
+        for record in records:
+            if any(group["group"] in tokens for group in record["groups"]):
+                more.add(record["pid"])
         if more <= named:
             return [record for record in records if record["pid"] in named], named
         named |= more
@@ -107,23 +133,23 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
         for group in record["groups"]:
             groups[group["group"]][group["rank"]] = record, group
     states = {name: _state(members) for name, members in groups.items()}
-    names = sorted(groups, key=lambda name: states[name], reverse=True)
+    names = sorted(groups, key=states.__getitem__, reverse=True)
     numbers = {name: number for number, name in enumerate(names, 1)}
     is_quiet = not any(map(any, states.values()))
     lines = []
-    for name in names:
+    for name, number in numbers.items():
         group = next(iter(groups[name].values()))[1]
         busy, broken = states[name]
         state = f"{busy or 'none'} in an operation{f', broken for {broken}' * bool(broken)}"
         where = f"{group['world_size']} ranks over {group['transport']}"
-        lines.append(f"group {numbers[name]}, {where}: {state}")
-        if is_quiet or any(states[name]):
+        lines.append(f"group {number}, {where}: {state}")
+        if is_quiet or busy or broken:
             merged = _merged(groups[name], records, silent or {}, numbers)
             lines += [f"  {text}" for text in merged]
     return lines
 
 
-def _state(members: Mapping[int, tuple[Record, Record]]) -> tuple[int, int]:
+def _state(members: Members) -> tuple[int, int]:
     """How many ranks are in an operation of a group, and for how many it is broken."""
     broken = sum(group["failure"] is not None for _, group in members.values())
     busy = [group for _, group in members.values() if group["running"] and group["failure"] is None]
@@ -131,7 +157,7 @@ def _state(members: Mapping[int, tuple[Record, Record]]) -> tuple[int, int]:
 
 
 def _merged(
-    members: Mapping[int, tuple[Record, Record]],
+    members: Members,
     records: Sequence[Record],
     silent: Mapping[int, str],
     numbers: Mapping[str, int],
@@ -161,7 +187,7 @@ def _position(group: Record) -> float:
     """The operation that a rank is in, or comes to next."""
     if group["running"]:
         return float(group["running"]["number"])
-    return float(group["operations"][-1]["number"] + 1 if group["operations"] else 0)
+    return float(group["operations"][-1]["number"] + 1) if group["operations"] else 0.0
 
 
 def doing(group: Record) -> str:
@@ -209,10 +235,7 @@ def _code(record: Record, rank: int, group: Record, numbers: Mapping[str, int]) 
 
 
 def _absent(
-    rank: int,
-    members: Mapping[int, tuple[Record, Record]],
-    records: Sequence[Record],
-    silent: Mapping[int, str],
+    rank: int, members: Members, records: Sequence[Record], silent: Mapping[int, str]
 ) -> tuple[float, str]:
     """A rank that has no record of the group."""
     groups = [group for _, group in members.values()]
@@ -233,7 +256,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{names[0]} waits" if len(names) == 1 else f"{', '.join(names)} wait"
 
 
-def _disagreement(members: Mapping[int, tuple[Record, Record]]) -> list[str]:
+def _disagreement(members: Members) -> list[str]:
     """The first operation that two ranks have called differently, if there is one."""
     calls: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, (_, group) in sorted(members.items()):
@@ -249,3 +272,128 @@ def _disagreement(members: Mapping[int, tuple[Record, Record]]) -> list[str]:
             )
             return [f"the ranks disagree on #{number + 1}: {who}"]
     return []
+
+
+def _prefix() -> str:
+    """The beginning of the names of all processes that see each other's numbers."""
+    return f"ringcoll-{Path('/proc/self/ns/pid').stat().st_ino}-"
+
+
+def _other_end(connection: socket.socket) -> tuple[int, int]:
+    """Process and user of the other end of a connection."""
+    numbers = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS)
+    pid, user, _ = memoryview(numbers).cast("i")
+    return pid, user
+
+
+class Answering:
+    """A thread that answers with the text that ``answer`` returns, until `end`.
+
+    Raises ``OSError`` if the system has no such sockets, or another user has taken the name;
+    `GroupBrokenError` if the program ends.
+    """
+
+    def __init__(self, answer: Callable[[], str]) -> None:
+        if sys.platform != "linux":
+            raise OSError("only Linux has sockets with names and without files")
+        self._answer = answer
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._has_ended = False
+        try:
+            self._socket.bind(f"\0{_prefix()}{os.getpid()}")
+            self._socket.listen()
+            self._thread = started(self._serve, "ringcoll-answers")
+        except (OSError, GroupBrokenError):
+            self._socket.close()
+            raise
+
+    def end(self) -> None:
+        """End the thread, and give up the name."""
+        self._has_ended = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_PAUSE_S)  # the name is free when the thread does not sleep on it
+
+    def leave_to_parent(self) -> None:
+        """Let go of the socket in a process that was forked off; its parent goes on to answer."""
+        self._has_ended = True
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while not self._has_ended:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                if not self._has_ended:
+                    time.sleep(_PAUSE_S)
+                continue
+            with connection, contextlib.suppress(OSError):
+                if _other_end(connection)[1] == os.geteuid():
+                    connection.settimeout(_SLOW_S)
+                    connection.sendall(self._text().encode(errors="replace"))
+
+    def _text(self) -> str:
+        try:
+            return self._answer()
+        except Exception as error:  # noqa: BLE001  # told to who asks
+            return f"{type(error).__name__}: {error}"
+
+
+def answering() -> list[int]:
+    """The processes that answer, of all users; who is asked says whose they are."""
+    try:
+        names = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")
+        pids = re.findall(rf" @{re.escape(_prefix())}(\d{{1,9}})$", names, re.MULTILINE)
+    except OSError:
+        return []
+    return sorted(set(map(int, pids)))
+
+
+def ask(pids: Iterable[int], limit_s: float) -> tuple[dict[int, str], dict[int, str]]:
+    """Ask processes, all at once.
+
+    Returns
+    -------
+    tuple
+        The answers, and the reasons of those that did not answer, by process.
+    """
+    deadline = time.monotonic() + limit_s
+    answers: dict[int, str] = {}
+    silent: dict[int, str] = {}
+    with contextlib.ExitStack() as stack:
+        asked: dict[int, socket.socket] = {}
+        for pid in pids:
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(limit_s)
+            try:
+                connection.connect(f"\0{_prefix()}{pid}")
+            except OSError:
+                silent[pid] = in_words(pid)  # without groups, if it has not ended
+                continue
+            if _other_end(connection) == (pid, os.geteuid()):
+                asked[pid] = connection
+            else:
+                silent[pid] = FOREIGN
+        for pid, connection in asked.items():
+            answer = bytearray()
+            try:
+                while True:
+                    connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                    if not (piece := connection.recv(1 << 16)):
+                        break
+                    answer += piece
+                answers[pid] = answer.decode(errors="replace")
+            except OSError:
+                silent[pid] = f"does not answer within {limit_s:g} s: it {in_words(pid)}"
+    return answers, silent
+
+
+def in_words(pid: int) -> str:
+    """The state of a process that does not answer."""
+    try:
+        state = process_state(pid).state
+    except OSError:
+        return "has ended"
+    return f"is {_STATES[state]}" if state in _STATES else "has ended"

@@ -1,9 +1,10 @@
 """Which ranks of a group have ended, as far as that can be seen from outside.
 
-Transports hear of most deaths by themselves. They do not hear of all: before the ranks are connected
-nobody does, and gloo does not in the middle of a long message. The processes of this host can be looked
-at. A process is known by its number and the time of its start, as numbers are given away again; in another time
-name space than its own by its number alone, as its clock is another there. To those of other hosts there are lines (`ringcoll.machine.lines`).
+Transports hear of most deaths by themselves. They do not hear of all: before the ranks are
+connected nobody does, and gloo does not in the middle of a long message. The processes of this host
+can be looked at. A process is known by its number and the time of its start, as numbers are given
+away again; in another time name space than its own by its number alone, as its clock is another
+there. To those of other hosts there are lines (`ringcoll.machine.lines`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SMALL = 32  # ranks of a group in which all have lines to all
 
 
 class Process(NamedTuple):
-    """A process: number, time of its start, `place`, and the address of its lines, if it has one."""
+    """A process: number, time of its start, `place`, and the address of its lines, if any."""
 
     pid: int
     start: str
@@ -47,16 +48,15 @@ class Process(NamedTuple):
 
         ``host`` is this machine's address on the way to the others.
         """
-        try:
+        start = ""
+        with contextlib.suppress(OSError):
             start = process_state(os.getpid()).start
-        except OSError:
-            start = ""
         return cls(os.getpid(), start, place(), lines.listening_at(host))
 
     @classmethod
-    def of(cls, told: Any) -> Process | None:
+    def of(cls, fields: Any) -> Process | None:
         """The process that a rank has told, from JSON; ``None`` if no rank tells such a thing."""
-        match told:
+        match fields:
             case [int(pid), str(start), str(where), None]:
                 return cls(pid, start, where)
             case [int(pid), str(start), str(where), [str(host), int(port)]]:
@@ -83,9 +83,9 @@ class Process(NamedTuple):
             return False
         if now.state in "ZX":  # a zombie only waits to be reaped
             return True
-        told, _, clock = self.start.partition(" ")
-        start, _, own_clock = now.start.partition(" ")
-        return told != start and (not clock or clock == own_clock)
+        start, _, clock = self.start.partition(" ")
+        start_now, _, clock_now = now.start.partition(" ")
+        return start != start_now and clock in ("", clock_now)
 
 
 def tell(store: dist.Store, rank: int, process: Process) -> None:
@@ -97,15 +97,15 @@ def tell(store: dist.Store, rank: int, process: Process) -> None:
 class Lives:
     """The processes of a group's ranks, each of which calls `tell`.
 
-    ``processes`` are those of other ranks on this host, and ``elsewhere`` those on other hosts; both as
-    they have been seen.
+    ``processes`` are those of other ranks on this host, and ``elsewhere`` those on other hosts,
+    as they have been seen.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._store, self._rank = store, rank
         self._unknown = set(range(world_size)) - {rank}
-        # Those of other hosts to which there are lines, whoever is waited for: in large groups the ranks
-        # at distances that are powers of two, with which most algorithms exchange messages.
+        # Those of other hosts to which there are lines, whoever is waited for: in large groups the
+        # ranks at distances that are powers of two, with which most algorithms exchange messages.
         steps = [1 << step for step in range((world_size - 1).bit_length())]
         if world_size <= _SMALL:
             steps = [*range(world_size)]
@@ -118,10 +118,9 @@ class Lives:
 
         Of two ranks, the second makes a line to the first, which finds that when it looks.
         """
-        try:
+        host = "127.0.0.1"
+        with contextlib.suppress(OSError):  # there is no way any more
             host = own_address(store_host(self._store))
-        except OSError:  # there is no way any more
-            host = "127.0.0.1"
         own = Process.own(host)
         tell(self._store, self._rank, own)
         if own.address is not None:
@@ -132,13 +131,12 @@ class Lives:
     def ended(self, *awaited: int | None) -> set[int]:
         """The ranks whose process has surely ended, of those that have told their process.
 
-        Of other hosts, those are looked at to which this rank has lines, and those that are ``awaited``.
+        Of other hosts, those are looked at to which this rank has lines, and those ``awaited``.
         """
         self._learn()
         others, looked_at = self.elsewhere.copy(), {*self._near, *awaited}
         far = {peer: process for peer, process in others.items() if peer in looked_at}
-        processes = self.processes | far
-        return {peer for peer, process in processes.items() if process.has_ended()}
+        return {peer for peer, process in (self.processes | far).items() if process.has_ended()}
 
     def look(self) -> None:
         """Learn which processes the ranks are, and begin the lines to other hosts."""
@@ -147,7 +145,7 @@ class Lives:
             self.ended()
 
     def _learn(self, among: Iterable[int] | None = None) -> None:
-        """Read which processes the ranks are that are not known yet, as far as they have told it."""
+        """Read the processes of ranks that are not known yet, as far as they have told them."""
         peers = [*(self._unknown if among is None else self._unknown.intersection(among))]
         keys = [_KEY.format(peer) for peer in peers]
         try:

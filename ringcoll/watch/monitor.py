@@ -1,15 +1,17 @@
 """Reports of the ranks of a group to each other when something takes too long.
 
-Problem: a rank that waits for a message cannot see why the message does not come. The
-monitor is a thread that wakes up when an operation has been waiting for a while. The monitor
-publishes through the store what this rank is doing, reads what the others are doing, and breaks
-the wait when two ranks disagree or a rank has given up. In normal operation nothing is published.
+Problem: a rank that waits for a message cannot see why the message does not come. The monitor is a
+thread that wakes up when an operation has been waiting for a while. The monitor publishes through
+the store what this rank is doing (`ringcoll.watch.progress`, `ringcoll.watch.notices`), reads what
+the others are doing, and breaks the wait when two ranks disagree or a rank has given up
+(`ringcoll.watch.diagnosis`). In normal operation nothing is published.
 
-Nothing else than the monitor ends a wait of a stream: so it keeps the time limits of `Issued` operations,
-too. An operation's time counts from when the operations before it are over.
+Nothing else than the monitor ends a wait of a stream: so the monitor keeps the time limits of
+`Issued` operations, too. An operation's time counts from when the operations before it are over.
 
-What the rank is doing: `ringcoll.watch.progress`. What is in the store, and when:
-`ringcoll.watch.notices`. What is wrong: `ringcoll.watch.diagnosis`.
+`CallComparison` compares calls through the store, before anything is sent: on transports whose
+messages have no tags to tell calls apart each kind of call once; on all transports each call, if
+``RINGCOLL_DEBUG`` is ``detail``.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -28,20 +31,29 @@ from ringcoll.errors import (
     CollectiveTimeoutError,
     CorruptMessageError,
     GroupBrokenError,
+    PeerLostError,
     RingcollError,
     TransportError,
 )
-from ringcoll.machine import hang_notice_s, started, within
-from ringcoll.watch.announcement import say
+from ringcoll.machine import (
+    answered,
+    appears,
+    compares_calls,
+    hang_notice_s,
+    read_text,
+    started,
+    within,
+)
 from ringcoll.watch.diagnosis import Diagnosis
 from ringcoll.watch.lives import Lives
-from ringcoll.watch.notices import STORE_S, Notices
+from ringcoll.watch.notices import LEFT, STORE_S, Notices, say
 from ringcoll.watch.progress import Progress, Running
 
 _POLL_S = 0.1  # between two looks of a rank that waits
 _BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends it in 0.1 s
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
 _TOLD = 64  # operations that a rank tells the others
+_MOST_KNOWN = 4096  # kinds of calls that are remembered as compared
 
 
 class WatchState(Enum):
@@ -52,7 +64,7 @@ class WatchState(Enum):
     RUNNING = auto()
     """An operation runs, for no longer than healthy ones do: nothing is done."""
     LATE = auto()
-    """It takes longer: the rank tells the others where it is, and looks at them, again and again."""
+    """It takes longer: again and again the rank tells where it is, and looks at the others."""
     NOTED = auto()
     """As `LATE`, and the log says for whom the rank waits."""
     OVER = auto()
@@ -62,8 +74,8 @@ class WatchState(Enum):
 class Monitor:
     """Watches the operations of one rank of a group.
 
-    Nobody else uses the store. The monitor's thread calls ``on_break`` to break the wait. ``error`` is the
-    reason why the group is broken, once this rank or another has found it.
+    Nobody else uses the store. The monitor's thread calls ``on_break`` to break the wait. ``error``
+    is the reason why the group is broken, once this rank or another has found it.
     """
 
     def __init__(
@@ -81,8 +93,7 @@ class Monitor:
         self.awake = False  # the same as the event, and quicker to read
         self._says_it_waits = False  # in the published state
         self._notice_s = hang_notice_s()
-        self._wake = threading.Event()
-        self._stop = threading.Event()
+        self._wake, self._stop = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -100,9 +111,8 @@ class Monitor:
     def leave(self) -> None:
         """Tell ranks that wait for this rank in a later operation that it has closed the group."""
         if self.world_size > 1:
-            last = self.progress.last[0]
             with suppress(TimeoutError):
-                within(STORE_S, lambda: self.notices.leave(last))
+                within(STORE_S, partial(self.notices.leave, self.progress.last[0]))
 
     def close(self) -> None:
         """Stop the thread."""
@@ -116,8 +126,7 @@ class Monitor:
     def explain(self, error: RingcollError, limit_s: float) -> RingcollError:
         """Turn the failure of a wait into an error that names the cause.
 
-        A peer that sees a mismatch writes its verdict, and then breaks the connection. So the
-        verdict is read first.
+        The verdict is read first: a peer that sees a mismatch writes it, and then disconnects.
         """
         if self.error is not None:
             return self.error
@@ -143,8 +152,8 @@ class Monitor:
             broken = None if is_cause else running.peer
             if broken is not None:
                 self.notices.tell_broken(broken)
-            # Such a rank waits for no verdict: the others lose their connections to it at once, and
-            # wait for its verdict. A process that has ended writes none any more.
+            # A rank that is the cause waits for no verdict: the others lose their connections to it
+            # at once, and wait for its verdict. A process that has ended writes none any more.
             deadline = time.monotonic() + (0 if is_cause else _PATIENCE_S)
             while True:
                 is_late, has_lost = time.monotonic() >= deadline, diagnosis.has_lost(running)
@@ -163,7 +172,6 @@ class Monitor:
             return failure
 
     def _fail(self, failure: TransportError) -> None:
-        """Take a failure for this rank's, and tell it to the others."""
         self.error = failure
         self.notices.tell_verdict(self.diagnosis.verdict_of(failure))
 
@@ -183,7 +191,7 @@ class Monitor:
         return str(error) if isinstance(error, RingcollError) else text
 
     def mismatch(self, call: str, peer: int, other: str, site: str) -> RingcollError:
-        """Publish that a peer has called something else than this rank, and where; return the error."""
+        """Publish that a peer has made another call, at ``site``; return the error."""
         running = self.progress.on_host()
         assert running is not None
         place = f" at {site}" * bool(site)
@@ -194,15 +202,7 @@ class Monitor:
     # --- the monitor's own thread -----------------------------------------------------------
 
     def state(self, running: Running | None, is_new: bool, runs_s: float) -> WatchState:
-        """The state in which the thread is.
-
-        Parameters
-        ----------
-        running, is_new
-            The operation that runs, and whether it is another than at the last look.
-        runs_s
-            How long it has run.
-        """
+        """The state of the thread; ``is_new``: another operation runs than at the last look."""
         if self._stop.is_set() or self.error is not None:
             return WatchState.OVER
         if running is None:
@@ -244,8 +244,7 @@ class Monitor:
         self.awake = False
         # Meanwhile an operation may have begun, and seen the flag still set, or `close`
         # may have been called.
-        progress = self.progress
-        if progress.on_host() is not None or progress.issued or self._stop.is_set():
+        if self.progress.on_host() or self.progress.issued or self._stop.is_set():
             self.awake = True
             self._wake.set()
 
@@ -270,7 +269,7 @@ class Monitor:
             self.on_break()
 
     def _publish(self, running: Running | None) -> None:
-        """Publish the last calls, and what this rank waits for; itself, where it waits for all."""
+        """Publish the last calls, and for whom this rank waits; itself, if it waits for all."""
         progress = self.progress
         calls = {
             number: (operation.description, operation.lengths, progress.place(number))
@@ -302,6 +301,64 @@ class Monitor:
         whom = ", ".join(f"rank {peer}" for peer in peers) or "its turn"
         site = self.progress.site(running.number)
         say(
-            f"rank {self.rank} has waited {self._notice_s:g} s for {whom} in {running.operation.name} "
-            f"#{running.number + 1}{f' ({site})' * bool(site)}; `ringcoll dump {os.getpid()}` shows all ranks"
+            f"rank {self.rank} has waited {self._notice_s:g} s for {whom} in "
+            f"{running.operation.name} #{running.number + 1}{f' ({site})' * bool(site)}; "
+            f"`ringcoll dump {os.getpid()}` shows all ranks"
         )
+
+
+class CallComparison:
+    """The calls that a rank has compared with the other ranks."""
+
+    def __init__(self, store: dist.Store, monitor: Monitor) -> None:
+        self._store, self._monitor = store, monitor
+        self.known: set[str] = set()
+        self.compares_each = compares_calls()
+        self._count = 0
+
+    def compare(self, description: str, timeout_s: float, *, capturing: bool) -> None:
+        """Compare a call with those of all other ranks: each kind once, or each for debugging.
+
+        Raises
+        ------
+        MismatchError
+            A rank has called something else.
+        PeerLostError, CollectiveTimeoutError
+            A rank did not come.
+        """
+        is_detailed = self.compares_each or dist.get_debug_level() == dist.DebugLevel.DETAIL
+        if description in self.known and (capturing or not is_detailed):
+            return
+        if len(self.known) >= _MOST_KNOWN:  # on all ranks at once
+            self.known.clear()
+        self.known.add(description)
+        self._count += 1
+        progress = self._monitor.progress
+        site = "" if progress.current is None else progress.site(progress.current[0])
+        compare = partial(self._with_others, description, site, timeout_s)
+        with progress.meeting():
+            answered(self._store, timeout_s, compare)
+
+    def _with_others(self, description: str, site: str, timeout_s: float) -> None:
+        """Compare a call with those that the others write into the store."""
+        rank, monitor = self._monitor.rank, self._monitor
+        keys = [f"call/{self._count}/{peer}" for peer in range(monitor.world_size)]
+        self._store.set(keys[rank], f"{description}\n{site}")
+        deadline = time.monotonic() + timeout_s
+        for peer, key in enumerate(keys):
+            left = LEFT.format(peer)
+            given_up = lambda left=left: bool(monitor.error or self._store.check([left]))  # noqa: E731
+            # A rank may have come, and left afterwards.
+            if not (appears(self._store, [key], deadline, given_up) or self._store.check([key])):
+                if monitor.error is not None:
+                    raise PeerLostError(f"rank {rank} gave up rank {peer}", peer=peer)
+                if self._store.check([left]):
+                    raise PeerLostError(f"rank {peer} has closed the group", peer=peer)
+                raise CollectiveTimeoutError(
+                    f"rank {rank} waited {timeout_s:g} s for rank {peer}", peer=peer
+                )
+            other, _, where = read_text(self._store, key).rpartition("\n")
+            if other != description:
+                raise monitor.mismatch(description, peer, other, where)
+        # All ranks have come to this comparison, so nobody reads the previous one any more.
+        self._store.delete_key(f"call/{self._count - 1}/{rank}")

@@ -1,4 +1,6 @@
-"""Notices: ranks of a group tell each other through the store when something takes too long.
+"""Notices: a rank tells the other ranks, and the user, when something takes too long or fails.
+
+`Notices` are keys of the group's store, which ranks write only then:
 
 =================  ==========================================================================
 key                value
@@ -9,17 +11,27 @@ key                value
 ``left/RANK``      number of the last operation of a rank that has closed the group, or -1
 =================  ==========================================================================
 
-What is read is checked: what no rank writes is as if nobody had written it. A store that is gone is asked
-no more, as torch tells each try at length.
+What is read is checked: what no rank writes is as if nobody had written it. A store that is gone is
+asked no more, as torch tells each try at length.
+
+`announce` tells the user of a failure at once. A program may look at an asynchronous operation late
+or never, and torch's ``DistributedDataParallel`` raises the error with other words around it.
+``torchrun`` ends all processes within 0.1 s of the death of one, so that even an error that is
+raised at once is not printed. `monitored_barrier` names the ranks that do not come to it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import re
+import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -31,7 +43,7 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.machine import read_json, read_text
+from ringcoll.machine import appears, error_file, read_json, read_text
 
 LEFT = "left/{}"
 """Key of the number of the last operation of a rank that has closed the group."""
@@ -43,23 +55,23 @@ FAILURES: dict[str, type[TransportError]] = {
     "transport": TransportError,
     "lost": PeerLostError,
 }
-"""Kinds of failures in a verdict. A plain `TransportError` is nobody's death: the ranks could not be
-connected."""
+"""Kinds of failures in a verdict. A plain `TransportError` is nobody's death: the ranks could not
+be connected."""
+_LAST_S = 5.0  # for rank 0 to publish the result, when it has the last rank
 
+_log = logging.getLogger("ringcoll")
 Answer = TypeVar("Answer")
 
 
 def kind_of(error: RingcollError) -> str:
     """The kind of a failure, as a verdict has it."""
-    if isinstance(error, CollectiveTimeoutError):
-        return "timeout"
-    if isinstance(error, CorruptMessageError):
-        return "corrupt"
-    return "transport" if type(error) is TransportError else "lost"
+    return next(
+        (kind for kind, error_type in FAILURES.items() if type(error) is error_type), "lost"
+    )
 
 
 class Notices:
-    """The keys of a group's store, as one rank reads and writes them; nobody else uses the store."""
+    """The keys of a group's store, as a rank reads and writes them; nobody else uses the store."""
 
     def __init__(self, store: dist.Store, rank: int) -> None:
         self.store, self.rank = store, rank
@@ -74,7 +86,7 @@ class Notices:
         self._ask(lambda: self.store.compare_set("verdict", "", json.dumps(verdict)))
 
     def tell_broken(self, peer: int) -> None:
-        """Say that this rank's connection to a peer is broken; nobody knows yet which of the two is the cause."""
+        """Say that this rank's connection to a peer is broken; which is the cause is not known."""
         self._ask(lambda: self.store.add(f"broken/{peer}", 1))
 
     def broken(self, peer: int) -> int:
@@ -91,15 +103,16 @@ class Notices:
         waits: tuple[int, int] | None,
         barrier: tuple[int, int, str] | None = None,
     ) -> None:
-        """Tell this rank's last calls, and the operation and rank that it waits for; this rank, for all ranks.
+        """Tell this rank's last calls, and the operation and rank that it waits for.
 
-        ``barrier`` is the number of monitored barriers, of the calls before the one that the rank is in, and its site.
+        A rank that waits for all ranks names itself. ``barrier`` is the number of monitored
+        barriers, of the calls before the barrier that the rank is in, and its site.
         """
         state = json.dumps({"calls": calls, "waits": waits, "barrier": barrier})
         self._ask(lambda: self.store.set(f"state/{self.rank}", state))
 
     def last_of(self, peer: int) -> int | None:
-        """Number of the last operation of a rank that has closed the group; ``None`` if it has not."""
+        """Number of the last operation of a rank that has closed the group, otherwise ``None``."""
         key, store = LEFT.format(peer), self.store
         text = self._ask(lambda: read_text(store, key) if store.check([key]) else None)
         return int(text) if text is not None and re.fullmatch(r"-1|\d{1,18}", text) else None
@@ -110,13 +123,9 @@ class Notices:
             self.store.set(LEFT.format(self.rank), str(last))
 
     def _read(self, key: str, is_known: Callable[[Any], bool]) -> dict[str, Any] | None:
-        store = self.store
-
         def read() -> dict[str, Any] | None:
-            store.set_timeout(timedelta(seconds=STORE_S))
-            if not store.check([key]):
-                return None
-            value: dict[str, Any] = read_json(store, key)
+            self.store.set_timeout(timedelta(seconds=STORE_S))
+            value = read_json(self.store, key) if self.store.check([key]) else None
             return value if is_known(value) else None
 
         return self._ask(read)
@@ -136,9 +145,10 @@ def _is_verdict(value: Any) -> bool:
     match value:
         case {
             "kind": "mismatch",
+            "number": number,
             "calls": [[int(rank), str(call), str()], [int(peer), str(other), str()]],
         }:
-            return rank != peer and call != other and type(value.get("number")) is int
+            return rank != peer and call != other and type(number) is int
         case {"kind": str(kind), "peer": int() | None, "text": str()}:
             return kind in FAILURES
     return False
@@ -166,3 +176,112 @@ def _is_call(value: Any) -> bool:
 
 def _is_number(key: str) -> bool:
     return key.isdecimal() and len(key) < 19
+
+
+def announce(text: str, *, is_raised: bool) -> None:
+    """Tell the failure that has broken a group in one line, as an error of the log ``ringcoll``.
+
+    Parameters
+    ----------
+    text
+        The failure, with the ranks and the operation.
+    is_raised
+        Whether the failure is about to be raised in the thread that made the call. It needs no line
+        then, except under ``torchrun``, whose error file gets the line, too, if it is empty.
+    """
+    file = error_file()
+    if is_raised and file is None:
+        return
+    line = " ".join(text.split())
+    say(line, logging.ERROR)
+    if file is not None:
+        _write(file, line)
+
+
+def say(line: str, level: int = logging.WARNING) -> None:
+    """Write a line to the log, which Python writes to stderr unless the program configures it."""
+    _log.log(level, "%s%s", "" if _log.hasHandlers() else "ringcoll: ", line)
+
+
+def _write(file: Path, line: str) -> None:
+    """Write an error file as ``ErrorHandler`` of ``torch.distributed.elastic`` does.
+
+    ``torchrun`` fails on a file that is not whole, and may end this process at any moment; so the
+    file gets its name when it is written.
+    """
+    # The summary of torchrun shows the first.
+    extra = {"py_callstack": line, "timestamp": str(int(time.time()))}
+    content = json.dumps({"message": {"message": line, "extraInfo": extra}})
+    with (
+        contextlib.suppress(OSError),
+        tempfile.NamedTemporaryFile("w", dir=file.parent, encoding="utf-8") as draft,
+    ):
+        draft.write(content)
+        draft.flush()
+        os.link(draft.name, file)  # not over another file
+
+
+def monitored_barrier(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    number: int,
+    timeout_s: float,
+    wait_all_ranks: bool,
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until all ranks have come, or name the missing ranks.
+
+    Rank 0 looks for the keys of all ranks, and publishes the result; it names all missing ranks if
+    ``wait_all_ranks``, otherwise the first. ``number``, that of the barrier, is the same on all
+    ranks. ``given_up`` says whether the wait is in vain.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Some rank did not come.
+    PeerLostError
+        ``given_up`` has returned ``True``.
+    """
+
+    def appear(key: str, deadline: float) -> bool:
+        has_come = appears(store, [key], deadline, given_up)
+        if not has_come and given_up():
+            raise PeerLostError(f"rank {rank} gave up monitored_barrier")
+        return has_come
+
+    keys = [f"{number}/{peer}" for peer in range(world_size)]
+    limit = f"{1000 * timeout_s:g} ms"
+    store.set(keys[rank], "")
+    deadline = time.monotonic() + timeout_s
+    if rank:
+        # Rank 0 may come as late as the time limit allows, and then waits as long for others.
+        if not appear(keys[0], deadline):
+            raise CollectiveTimeoutError(
+                f"rank {rank}: rank 0 failed to pass monitored_barrier in {limit}", peer=0
+            )
+        if not appear(f"{number}/over", deadline + timeout_s + _LAST_S):
+            raise CollectiveTimeoutError(
+                f"rank {rank}: rank 0 was lost in monitored_barrier", peer=0
+            )
+        if failure := read_text(store, f"{number}/over"):
+            raise CollectiveTimeoutError(  # in gloo's words, which programs look for
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while "
+                f"waiting for send/recv from rank 0: {failure}"
+            )
+        return
+    missing = []
+    for peer in range(1, world_size):
+        if not appear(keys[peer], deadline):
+            missing.append(peer)
+            if not wait_all_ranks:
+                break
+    failure = (
+        f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} failed to pass "
+        f"monitoredBarrier in {limit}, Rank 0 timed out in monitoredBarrier"
+    )
+    store.set(f"{number}/over", failure if missing else "")
+    if missing:
+        raise CollectiveTimeoutError(failure, peer=missing[0])
+    for end in ("over", *range(world_size)):
+        store.delete_key(f"{number - 1}/{end}")  # all ranks have left the barrier before

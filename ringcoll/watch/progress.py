@@ -1,10 +1,10 @@
-"""The record of what a rank does: the operations that it has begun, and the message that it waits for.
+"""The record of what a rank does: the operations that it has begun, and what it waits for.
 
-The thread that runs operations writes the record, and asks for nothing; the `Monitor` and the flight
-recorder read it from other threads. So an operation costs a few assignments, whoever watches.
+The thread that runs operations writes the record, and asks for nothing; the `Monitor` and the
+flight recorder read it from other threads. So an operation costs a few assignments only.
 
-An operation of a transport whose `wait` orders a stream is over for the thread that runs it long before its
-messages have come. It stays here, `Issued`, until the stream has come to its end.
+An operation of a transport whose `wait` orders a stream is over for the thread that runs it long
+before its messages have come. It stays here, `Issued`, until the stream has come to its end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ringcoll.machine import in_words, line_of_thread, user_line
@@ -49,10 +49,9 @@ class Running(NamedTuple):
 
 
 class Issued(NamedTuple):
-    """An operation that is enqueued on a stream.
+    """An operation that is enqueued on a stream, and the messages that the stream waits for.
 
-    ``waits`` are the messages that the stream waits for, in order, each with a function that says whether the
-    message is over.
+    ``waits`` are in order, each with a function that says whether the message is over.
     """
 
     number: int
@@ -68,7 +67,7 @@ class Issued(NamedTuple):
 
 
 class Progress:
-    """The operations of one rank of a group: the last ones, the one that runs, and those of streams.
+    """The operations of one rank of a group: the last, the one that runs, and those of streams.
 
     Attributes
     ----------
@@ -100,27 +99,22 @@ class Progress:
         self.num_barriers = 0
         self.failed: Running | None = None
         self.last: tuple[int, Operation | Turn | None] = (-1, None)
-        # First ones of runs of the same operation: a root may be thousands of broadcasts ahead of ranks that do
-        # something else. Only words: an operation has memory.
+        # First ones of runs of the same operation: a root may be thousands of broadcasts ahead of
+        # ranks that do something else. Only words: an operation has memory.
         self._runs: deque[tuple[int, Words | None]] = deque(maxlen=_REMEMBERED)
-        self._awaited: tuple[int, Wait | None] = (
-            -1,
-            None,
-        )  # number of the first issued, and its message
+        self._awaited: tuple[int, Wait | None] = (-1, None)  # number of the first issued; message
         self._taking = threading.Lock()  # operations away from `issued`
         # Calls that are not run where they are made: numbers from, to; file, line.
         self._sites: deque[tuple[int, int, str, int]] = deque(maxlen=_REMEMBERED)
-        self._site: tuple[object, str] = (
-            None,
-            "",
-        )  # the call that was looked for last, and its place
+        # The call that was looked for last, and its place.
+        self._site: tuple[object, str] = (None, "")
 
     # --- the thread that runs operations ----------------------------------------------------
 
     # An operation begins with four assignments, where it is run: a call of a function takes longer.
 
     def begin_run(self, before: tuple[int, Operation | Turn | None]) -> None:
-        """Note that the last operation is another one than that before it, or does not follow it."""
+        """Note that the last operation differs from that before it, or does not follow it."""
         number, operation = self.last
         if number != before[0] + 1:
             self._runs.append((before[0] + 1, None))  # numbers that were left out
@@ -132,7 +126,7 @@ class Progress:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Note that this rank waits for all ranks, until it goes on; after an error it stands there still."""
+        """Note that this rank waits for all ranks in the block; after an error it still does."""
         self.meets = True
         yield
         self.meets = False
@@ -165,10 +159,9 @@ class Progress:
 
     def first(self) -> Issued | None:
         """The earliest operation that is enqueued on a stream."""
-        try:
+        with suppress(IndexError):
             return self.issued[0]
-        except IndexError:
-            return None
+        return None
 
     def on_host(self) -> Running | None:
         """The operation that the thread of operations is at."""
@@ -220,8 +213,8 @@ class Progress:
     def site(self, number: int) -> str:
         """File and line of a call; empty if they are not known.
 
-        To note them for each call would take time. So for a call that runs where it was made its thread is
-        looked at, when something is wrong.
+        To note them for each call would take time. So for a call that runs where it was made its
+        thread is looked at, when something is wrong.
         """
         for first, end, file, line in reversed(tuple(self._sites)):
             if first <= number < end:

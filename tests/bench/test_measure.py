@@ -8,7 +8,6 @@ import pytest
 
 from ringcoll.algorithms import algorithms
 from ringcoll.bench import BenchRequest, Result, Workload, on_rank, shape
-from ringcoll.bench.rounds import _more_rounds
 from ringcoll.machine import UserModule
 from ringcoll.schedule import CONTRACTS, contract
 from tests.fakes import wrong_algorithm
@@ -134,12 +133,3 @@ def test_sizes_are_those_of_nccl_tests():
     )  # fmt: skip
     for collective in ("reduce", "gather", "scan", "exscan"):  # rank 0 of an exscan has no output
         assert shape(Workload(collective, 1200, "half"), 3).recv_numel == 600
-
-
-def test_rounds_follow_the_clock():
-    assert _more_rounds(10, 100, 1.0, None) == 0
-    assert _more_rounds(10, 100, 1.0, 5.0) == 20  # half of the 40 that 4 s are good for
-    assert _more_rounds(90, 100, 1.0, 500.0) == 10
-    assert _more_rounds(10, 100, 1.0, 1.05) == 0
-    assert _more_rounds(10, 100, 1.0, 1.1) == 1
-    assert _more_rounds(5, 100, 2.0, 1.0) == 0

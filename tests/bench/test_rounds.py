@@ -86,7 +86,6 @@ def world() -> Iterator[None]:
 
 
 def test_rounds_follow_the_clock() -> None:
-    assert _more_rounds(10, 100, 1.0, None) == 0
     assert _more_rounds(10, 100, 1.0, 5.0) == 20  # half of the 40 that 4 s are good for
     assert _more_rounds(90, 100, 1.0, 500.0) == 10
     assert _more_rounds(10, 100, 1.0, 1.05) == 0

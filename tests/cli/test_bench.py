@@ -16,7 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ringcoll.bench import device, oversubscribed, rows
+from ringcoll.bench import device, oversubscribed, reports
 from ringcoll.cli import bench, cli, measuring
 from ringcoll.cli.app import INTERRUPTED
 from tests.fakes import wrong_algorithm
@@ -95,7 +95,7 @@ class TestBench:
         assert sizes() == [8]
 
     def test_a_wrong_algorithm_ends_in_status_1(self, monkeypatch):
-        for module in (rows, bench):
+        for module in (reports, bench):
             monkeypatch.setattr(module, "wrong_in", lambda results: 5)
         result = call("bench", "barrier", "-k", "2", "-n", "1")
         assert result.exit_code == 1

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import CollectiveTimeoutError
-from ringcoll.watch import barrier, monitored_barrier
+from ringcoll.watch import monitored_barrier, notices
 
 
 def test_a_monitored_barrier_waits_for_everybody():
@@ -98,7 +98,7 @@ def test_old_keys_of_monitored_barriers_are_deleted():
 
 def test_rank_0_is_lost_after_it_has_come(monkeypatch: pytest.MonkeyPatch):
     """It may come at the time limit, wait as long for others, and then has to publish the result."""
-    monkeypatch.setattr(barrier, "_LAST_S", 0.2)
+    monkeypatch.setattr(notices, "_LAST_S", 0.2)
     store = dist.HashStore()
     store.set("3/0", "")
     start = time.monotonic()

@@ -29,8 +29,8 @@ from ringcoll.tracing import (
     phase_times,
     summarize_phases,
 )
-from ringcoll.tracing.findings import findings
 from ringcoll.tracing.phases import PhaseLog, PhaseSpan, ThreadWait
+from ringcoll.tracing.summary import findings
 from ringcoll.training import Messages, phase, waiting
 from ringcoll.training.messages import Arrivals
 from ringcoll.transport import Hub

@@ -27,8 +27,8 @@ from ringcoll.errors import ArgumentError
 from ringcoll.group import Communicator
 from ringcoll.machine import sites
 from ringcoll.operation import Turn, Wait
-from ringcoll.watch import Running, answering, answers, ask, flight_recorder, read_record
-from ringcoll.watch.answers import Answering
+from ringcoll.watch import Running, answering, ask, flight_recorder, flight_report, read_record
+from ringcoll.watch.flight_report import Answering
 from tests.programs.listeners import listening
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such sockets")
@@ -265,7 +265,7 @@ def test_nobody_answers_without_a_group_of_several_ranks() -> None:
 
 def test_an_operation_calls_nothing_of_the_recorder() -> None:
     """Neither a function of it, nor of the socket; and no thread runs meanwhile."""
-    files = {flight_recorder.__file__, answers.__file__}
+    files = {flight_recorder.__file__, flight_report.__file__}
 
     def main(group: Any) -> list[str]:
         tensor = torch.ones(4)
@@ -330,14 +330,14 @@ def test_each_who_asks_is_answered(server: Answering) -> None:
 
 def test_another_user_gets_nothing(server: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each end looks at the other end's user, as the kernel tells it."""
-    real, own = answers._other_end, threading.current_thread()
+    real, own = flight_report._other_end, threading.current_thread()
 
     def other(connection: socket.socket) -> tuple[int, int]:
         pid, user = real(connection)
         is_server = threading.current_thread() is not own
         return pid, user + (is_server == sees_a_stranger)
 
-    monkeypatch.setattr(answers, "_other_end", other)
+    monkeypatch.setattr(flight_report, "_other_end", other)
     sees_a_stranger = True  # the process that is asked
     assert ask([os.getpid()], 10.0) == ({os.getpid(): ""}, {})
     sees_a_stranger = False  # the process that asks
@@ -347,7 +347,7 @@ def test_another_user_gets_nothing(server: Answering, monkeypatch: pytest.Monkey
 def test_the_kernel_says_who_is_at_the_other_end() -> None:
     here, there = socket.socketpair()
     with here, there:
-        assert answers._other_end(here) == (os.getpid(), os.geteuid())
+        assert flight_report._other_end(here) == (os.getpid(), os.geteuid())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -356,7 +356,7 @@ def test_a_real_process_of_another_user(server: Answering) -> None:
     if (pid := os.fork()) == 0:
         os.setresuid(12345, 12345, 12345)
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(f"\0{answers._prefix()}{os.getppid()}")
+            connection.connect(f"\0{flight_report._prefix()}{os.getppid()}")
             os.write(writer, connection.recv(100) or b"nothing")
         os._exit(0)
     os.close(writer)
@@ -366,10 +366,10 @@ def test_a_real_process_of_another_user(server: Answering) -> None:
 
 
 def test_who_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "_SLOW_S", 0.2)
+    monkeypatch.setattr(flight_report, "_SLOW_S", 0.2)
     server = Answering(lambda: "x" * 5_000_000)
     with socket.socket(socket.AF_UNIX) as lazy:
-        lazy.connect(f"\0{answers._prefix()}{os.getpid()}")
+        lazy.connect(f"\0{flight_report._prefix()}{os.getpid()}")
         told, _ = ask([os.getpid()], 30.0)
     server.end()
     assert len(told[os.getpid()]) == 5_000_000
