@@ -19,8 +19,8 @@ from ringcoll.algorithms import algorithms
 from ringcoll.cost import cost_in_sentences, dominators, in_number
 from ringcoll.errors import ArgumentError
 from ringcoll.pictures.layouts import layout_of, network_layout
-from ringcoll.pictures.scenes import DrawnMessage, Film, film
-from ringcoll.pictures.traces import last_run
+from ringcoll.pictures.step_pictures import DrawnMessage, Film, film
+from ringcoll.pictures.time_pictures import last_run
 from ringcoll.schedule import (
     Counts,
     Held,

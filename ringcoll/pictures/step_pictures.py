@@ -1,15 +1,162 @@
-"""The steps of a schedule: side by side, one of them, or one after the other."""
+"""What a picture of a schedule shows: the messages of each step, and what the ranks hold between steps.
+
+The steps of a schedule: side by side, one of them, or one after the other.
+
+The step-by-rank grid as a picture, for a slide: what every rank does in every step.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, VerificationError
 from ringcoll.pictures.layouts import Point, layout_of
-from ringcoll.pictures.scenes import DrawnMessage, Film, film
 from ringcoll.pictures.svg import COLOURS, FONT, Picture, document, element, moved, text, width_of
-from ringcoll.schedule import Schedule, as_runs, contract
+from ringcoll.schedule import (
+    Held,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    Step,
+    Written,
+    as_runs,
+    contract,
+    grid,
+    history,
+    verify,
+)
+
+MOST_RANKS = 64
+"""Ranks that a picture can show."""
+MOST_STEPS = 512
+"""Steps that a picture can show."""
+
+
+class DrawnMessage(NamedTuple):
+    """A message of a step; ``is_reduced`` says that the target adds it to its own data."""
+
+    source: int
+    target: int
+    chunks: tuple[int, ...]
+    is_reduced: bool
+
+
+@dataclass(frozen=True)
+class Film:
+    """A schedule, step by step.
+
+    Parameters
+    ----------
+    schedule
+        The schedule.
+    messages
+        The messages of each step.
+    local
+        Of each step the ranks that reduce chunks without a message, and how many.
+    held
+        What the ranks hold before the first step, and after each step that is right.
+    failure
+        What is wrong with the schedule; ``None`` if nothing is.
+    """
+
+    schedule: Schedule
+    messages: tuple[tuple[DrawnMessage, ...], ...]
+    local: tuple[tuple[tuple[int, int], ...], ...]
+    held: tuple[Held, ...]
+    failure: VerificationError | None
+
+    @property
+    def links(self) -> set[tuple[int, int]]:
+        """The pairs of ranks that exchange messages, the lower rank first."""
+        pairs = (sorted(message[:2]) for step in self.messages for message in step)
+        return {(low, high) for low, high in pairs if low != high}
+
+
+def film(schedule: Schedule) -> Film:
+    """Run a schedule on symbols, for a picture; a wrong schedule runs as far as it goes.
+
+    Raises
+    ------
+    ArgumentError
+        It has more ranks or steps than a picture can show.
+    TooLargeError
+        The ranks move too many chunks.
+    """
+    if schedule.world_size > MOST_RANKS:
+        raise too_many("ranks", MOST_RANKS, schedule.world_size)
+    held: list[Held] = []
+    failure = None
+    try:
+        for state in history(schedule):
+            held.append(state)
+            if len(held) > MOST_STEPS + 1:
+                raise too_many("steps", MOST_STEPS, "more")
+    except VerificationError as error:
+        failure = error
+    count = len(held) - 1 if failure is None else (failure.step or 0) + 1
+    programs = [_steps(schedule, rank, count) for rank in range(schedule.world_size)]
+    all_steps = list(zip_longest(*programs, fillvalue=Step()))
+    messages = tuple(map(_messages, all_steps))
+    return Film(schedule, messages, tuple(map(_local, all_steps)), tuple(held), failure)
+
+
+def _local(steps: Iterable[Step]) -> tuple[tuple[int, int], ...]:
+    """The ranks that reduce in a step without a message, and the chunks that they add."""
+    added = (
+        (rank, sum(len(op.sources) - 1 for op in step if isinstance(op, Reduce)))
+        for rank, step in enumerate(steps)
+    )
+    return tuple((rank, chunks) for rank, chunks in added if chunks)
+
+
+def too_many(what: str, most: int, got: object) -> ArgumentError:
+    """The error about more than a picture can show."""
+    return ArgumentError(
+        f"so many {what} cannot be drawn", argument="schedule", expected=f"at most {most}", got=got
+    )
+
+
+def _steps(schedule: Schedule, rank: int, most: int) -> list[Step]:
+    """The first steps of a rank, as they are written: reductions of a wrong schedule have no facts."""
+    steps: list[Step] = []
+    try:
+        for step in Written.steps(schedule, rank):
+            if len(steps) == most or not isinstance(step, Step):
+                break
+            steps.append(step)
+    except Exception:  # noqa: BLE001  # the program of a user, at the fault that the proof names
+        return steps
+    return steps
+
+
+def _messages(steps: Iterable[Step]) -> tuple[DrawnMessage, ...]:
+    """Pair the sends of a step with what their targets do with them; what names no rank is left out."""
+    all_steps = list(steps)
+    ranks = range(len(all_steps))
+    reduced: dict[tuple[int, int], list[bool]] = {}
+    for rank, step in enumerate(all_steps):
+        for operation in step:
+            if isinstance(operation, Recv | RecvReduce) and operation.peer in ranks:
+                is_reduced = isinstance(operation, RecvReduce)
+                reduced.setdefault((operation.peer, rank), []).append(is_reduced)
+    messages = []
+    for rank, step in enumerate(all_steps):
+        for operation in step:
+            if isinstance(operation, Send) and operation.peer in ranks:
+                queue = reduced.get((rank, operation.peer)) or [False]
+                refs: tuple[object, ...] = operation.refs  # of a wrong schedule, anything
+                chunks = tuple(ref.chunk for ref in refs if isinstance(ref, Ref))
+                messages.append(DrawnMessage(rank, operation.peer, chunks, queue.pop(0)))
+    return tuple(messages)
+
 
 _CELL = 30.0  # a chunk that a rank holds, with its number
 _MOST_CELLS = 8  # chunks of a rank that are drawn with their numbers; more are drawn as a share
@@ -321,3 +468,76 @@ def moving_picture(schedule: Schedule | Film, *, hosts: Sequence[int] | None = N
         style += f"#scene{number}, #scene{number} .parcel {{ {delay} }}\n"
     style += "@media (prefers-reduced-motion: reduce) { .scene, .parcel { animation: none } }\n"
     return _page(scenery, width, _GAP + 2 * _LINE + scenery.height + _GAP / 2, drawn, style)
+
+
+_LETTER = 0.62 * FONT  # of a character in a monospaced font
+
+_EDGE = 30.0
+_KINDS = {">": "sending", "<": "taking", "+": "adding", "S": "adding", "=": "taking"}
+_GRID_STYLE = """
+.cells text { font-family: "DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, monospace; white-space: pre }
+.sending { fill: #0072b2 } .taking { fill: #00795a } .adding { fill: #b84500 }
+.band { fill: #8b949e; opacity: 0.12 }
+@media (prefers-color-scheme: dark) { .sending { fill: #56b4e9 } .taking { fill: #2bc495 } .adding { fill: #ff8c42 } }
+"""
+
+
+def grid_picture(schedule: Schedule) -> Picture:
+    """Draw the grid of `ringcoll.schedule.grid`, sends, receptions and additions in colours of their own.
+
+    Parameters
+    ----------
+    schedule
+        At most `MOST_RANKS` ranks. If it is wrong, the bad place is marked, and the words of the proof stand below.
+
+    Returns
+    -------
+    Picture
+        An SVG document.
+
+    Raises
+    ------
+    ArgumentError
+        There are too many ranks or steps.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> picture = grid_picture(schedule_of("all_reduce", "ring", 4))
+    >>> picture.count('class="band"'), "+3:2" in picture
+    (3, True)
+    """
+    if schedule.world_size > MOST_RANKS:
+        raise too_many("ranks", MOST_RANKS, schedule.world_size)
+    words = ""
+    try:
+        verify(schedule)
+        lines = grid(schedule).splitlines()
+    except VerificationError as error:
+        lines = error.grid.splitlines()
+        words = str(error).removesuffix(f"\n{error.grid}")
+    if len(lines) > MOST_STEPS:
+        raise too_many("steps", MOST_STEPS, len(lines))
+    width = max(map(len, [*lines, words])) * _LETTER
+    drawn = []
+    for number, line in enumerate(lines):
+        y = _EDGE + 2.2 * FONT + number * _LINE
+        if number % 2:
+            drawn.append(element("rect", x=_EDGE / 2, y=y - _LINE / 2, width=width + _EDGE, height=_LINE, class_="band"))  # fmt: skip
+        for match in re.finditer(r"\S+", line):
+            token = match.group()
+            kind = "badtext" if "**" in token else _KINDS.get(token[0], "") if number else "title"
+            drawn.append(text(_EDGE + match.start() * _LETTER, y, token, kind, "start"))
+    about = f"{schedule.algorithm} {schedule.collective} on {schedule.world_size} ranks"
+    height = 2 * _EDGE + (len(lines) + 1) * _LINE
+    if words:
+        drawn.append(text(_EDGE, height, words, "badtext", "start"))
+        height += _LINE
+    title = text(_EDGE, _EDGE, about, "title", "start")
+    return document(
+        width + 2 * _EDGE,
+        height + _EDGE / 2,
+        [title, element("g", drawn, class_="cells")],
+        about,
+        _GRID_STYLE,
+    )

@@ -1,9 +1,9 @@
 """`fit`: the fastest schedule on a network for each range of sizes, of all that are registered or found.
 
 The problem. For each of some sizes the least simulated time is wanted over the registered algorithms, in rank order and
-in the order in which neighbours are near (`ringcoll.search.placing`), hierarchies over the hosts, and what the
+in the order in which neighbours are near (`ringcoll.search.hops`), hierarchies over the hosts, and what the
 searches find. A winner holds up to the geometric means with the sizes beside its own; ranges with the same winner are
-one. Each winner is proved. Beside the times stands a lower bound (`ringcoll.search.least_time`).
+one. Each winner is proved. Beside the times stands a lower bound (`ringcoll.search.bounds`).
 
 Cost: some 60 schedules are simulated for each size; more than 2^18 messages are not. The exact search takes part on
 up to 8 ranks, if OR-Tools is installed.
@@ -24,12 +24,10 @@ from ringcoll.algorithms import algorithms, named, order_in_text
 from ringcoll.cost import Fitted, Range, Rule, digest_of
 from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
 from ringcoll.schedule import Schedule, chunks_of_data, contract, estimated_messages, verify
-from ringcoll.search.demand import demand_of, phases_of
+from ringcoll.search.bounds import LeastTime, least_time
+from ringcoll.search.build import demand_of, phases_of
 from ringcoll.search.front import synthesize, trees_of
-from ringcoll.search.hops import hops_of
-from ringcoll.search.least_time import LeastTime, least_time
-from ringcoll.search.near_ranks import hosts_named, near_ranks
-from ringcoll.search.placing import near_order
+from ringcoll.search.hops import hops_of, hosts_named, near_order, near_ranks
 from ringcoll.search.times_on_network import (
     HARDLY,
     MOST_MESSAGES,

@@ -11,13 +11,10 @@ from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, TooLargeError
 from ringcoll.schedule import Schedule, contract
-from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
-from ringcoll.search.build import Moves, schedule_of_moves
-from ringcoll.search.demand import SEARCHED, Demand, demand_of, phases_of
-from ringcoll.search.greedy import greedy_moves, speeds_of_steps
+from ringcoll.search.bounds import least_rounds_per_chunk, least_steps, least_time
+from ringcoll.search.build import SEARCHED, Demand, Moves, demand_of, phases_of, schedule_of_moves
+from ringcoll.search.heuristics import greedy_moves, speeds_of_steps, tree_moves
 from ringcoll.search.hops import hops_of
-from ringcoll.search.least_time import least_time
-from ringcoll.search.packing import tree_moves
 from ringcoll.search.sccl import Answer, solve
 from ringcoll.simulation import Topology, simulate
 

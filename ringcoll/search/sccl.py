@@ -28,8 +28,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ringcoll.errors import MissingExtraError
-from ringcoll.search.build import ChunkMove, Moves
-from ringcoll.search.demand import Demand
+from ringcoll.search.build import ChunkMove, Demand, Moves
 from ringcoll.search.hops import HopGraph
 
 

@@ -4,13 +4,17 @@ A schedule is simulated in 1, 4, 16, 64 and 256 segments, until more segments ga
 seconds, the time in more than 16 segments follows from those of as many segments as the schedule has steps, 8 at least, and
 of 16 segments as long: by then each further one takes as long as the one before. Of trees such times were wrong by 0.4 %
 at most. Schedules of more than 12 steps are simulated to the end.
+
+The registered algorithms on a topology, which a search has to beat.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ringcoll.schedule import Schedule, step_count
+from ringcoll.algorithms import Algorithm, algorithms
+from ringcoll.schedule import Schedule, estimated_messages, step_count
 from ringcoll.simulation import Topology, simulate
 
 MOST_MESSAGES = 1 << 18
@@ -78,3 +82,38 @@ class TimesOnNetwork:
                 break
             best = SearchTime(seconds, schedule.algorithm, segments)
         return best
+
+
+def fastest_times(
+    schedules: Iterable[Schedule], topology: Topology, nbytes: int
+) -> list[SearchTime]:
+    """Simulate each schedule, in its best number of segments."""
+    times = TimesOnNetwork(topology)
+    return [
+        times.best(schedule, nbytes, estimated_messages(schedule, MOST_MESSAGES))
+        for schedule in schedules
+    ]
+
+
+def registered_times(
+    collective: str,
+    topology: Topology,
+    nbytes: int,
+    root: int = 0,
+    advance: Callable[[str], object] = lambda name: None,
+    entries: Iterable[Algorithm] | None = None,
+) -> list[SearchTime]:
+    """Simulate every registered algorithm of a collective, or ``entries``, as `fastest_times` does, the fastest first.
+
+    Algorithms that need to know hosts get two. Those with too many messages are left out. ``advance``
+    is called with the name of each.
+    """
+    world_size = topology.world_size
+    found, times = [], TimesOnNetwork(topology)
+    for entry in algorithms(collective, world_size) if entries is None else entries:
+        advance(entry.name)
+        schedule = entry.schedule(world_size, root)
+        messages = estimated_messages(schedule, MOST_MESSAGES)
+        if messages <= MOST_MESSAGES:
+            found.append(times.best(schedule, nbytes, messages))
+    return sorted(found)

@@ -22,8 +22,7 @@ from typing import Any
 
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import LARGEST_WORLD
-from ringcoll.simulation.links import Link, Node
-from ringcoll.simulation.topology import Topology
+from ringcoll.simulation.topology import Link, Node, Topology
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _LINK = re.compile(rf"(\w+)\s*(--|->)\s*(\w+)\s+({_NUMBER})(?:\s+({_NUMBER}))?", re.ASCII)

@@ -2,7 +2,7 @@
 
 Problem: 33 million messages take an engine of events many minutes. If no link can have more
 messages than lanes, whatever the times are, then nobody waits for a link, and the end of a step is
-a maximum of a few sums. With turned programs (`ringcoll.simulation.rotations`) all ranks do the
+a maximum of a few sums. With turned programs (`ringcoll.simulation.symmetry`) all ranks do the
 same in a step, so each sum is one operation on a list with a number for each rank. Every
 rank still has times of its own: ranks may be slow or late, and links may differ.
 
@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from operator import add, gt, sub
 from typing import Any
 
-from ringcoll.simulation.results import PathStep
-from ringcoll.simulation.runs import RunOutcome, RunSettings
+from ringcoll.simulation.results import PathStep, RunOutcome, RunSettings
 from ringcoll.simulation.topology import Topology
 from ringcoll.simulation.waves import RankWave
 

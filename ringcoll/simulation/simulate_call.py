@@ -16,13 +16,10 @@ from ringcoll.schedule import (
     without_collection,
 )
 from ringcoll.simulation.event_engine import EventEngine
-from ringcoll.simulation.links import Number, checked
 from ringcoll.simulation.lockstep import LockstepEngine, never_full, senders_of
-from ringcoll.simulation.results import SimulatedRun
-from ringcoll.simulation.rotations import turned, turned_programs
-from ringcoll.simulation.runs import RunOutcome, RunSettings
-from ringcoll.simulation.symmetry import Folding, folded
-from ringcoll.simulation.topology import Topology
+from ringcoll.simulation.results import RunOutcome, RunSettings, SimulatedRun
+from ringcoll.simulation.symmetry import Folding, folded, turned, turned_programs
+from ringcoll.simulation.topology import Number, Topology, checked
 from ringcoll.simulation.waves import RankWave, in_segments, waves_of
 
 ENGINES = {
@@ -64,7 +61,7 @@ def simulate(
 
     The cost is about linear in the messages: in those of all ranks, or in those of the ranks that
     stand for all, if the programs and the network are alike for all ranks. That is proved before,
-    see `ringcoll.simulation.rotations` and `ringcoll.simulation.symmetry`. A schedule should be
+    see `ringcoll.simulation.symmetry` and `ringcoll.simulation.symmetry`. A schedule should be
     verified before.
 
     Parameters

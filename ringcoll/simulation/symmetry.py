@@ -1,6 +1,26 @@
-"""Networks that look the same from every p-th rank: then p ranks stand for all of them.
+"""Programs that are one program, turned: found by running it once on a rank without a number.
 
-Let the programs be turned ones (`ringcoll.simulation.rotations`), so that rank r + p sends to peer + p
+Problem: on 4,096 ranks a ring has 33 million messages, and every rank's program says the same,
+seen from another rank. If rank r sends to rank r + d wherever rank 0 sends to rank d, one program
+is enough. This must be *proved*, not guessed from some ranks.
+
+A `TurnedRank` stands for every rank at once: it is ``factor * rank + offset``, and of the rank nothing is
+known but, at most, what it leaves when it is divided by ``period``. It can be added to and
+multiplied, ``% world_size`` brings it back among the ranks, and a comparison is answered only where the
+answer is the same for all of these ranks. Every other use is an error, hash and text included. So
+if the program ends without an error, it took the same way for all of them, and its peers are
+at the same distances. ::
+
+    ring       next_rank = (rank + 1) % k        turned by any number of ranks
+    Swing      if rank % 2: ...                  turned by an even number: two programs
+    doubling   rank ^ 1                          no answer: the program is not turned
+
+A program has to compute with its rank for that; one that asks for the rank's *type* could escape. So
+the programs of the first and of the last rank are compared with what was found, as well.
+
+Networks that look the same from every p-th rank: then p ranks stand for all of them.
+
+Let the programs be turned ones (`ringcoll.simulation.symmetry`), so that rank r + p sends to peer + p
 whatever rank r sends to peer. If the links on the way are alike as well, and so are late and slow
 ranks, then rank r + p has the times of rank r: the events of ranks 0 to p - 1 are those of all.
 
@@ -16,10 +36,207 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from math import lcm
+from typing import Any, NoReturn
 
-from ringcoll.simulation.links import Link, Number
-from ringcoll.simulation.topology import Topology
-from ringcoll.simulation.waves import RankWave
+from ringcoll.schedule import MOST_STEPS, Schedule
+from ringcoll.simulation.topology import Link, Number, Topology
+from ringcoll.simulation.waves import RankWave, wave_of
+
+_LONGEST_PERIOD = 64
+
+
+class _NotTurned(Exception):  # noqa: N818  # an answer, which leaves this module as `None`
+    """The program asks what differs among the ranks; ``period`` is what it would have to know."""
+
+    def __init__(self, period: int = 0) -> None:
+        super().__init__("the programs of the ranks differ")
+        self.period = period
+
+
+class TurnedRank:
+    """The number ``factor * rank + offset``, for every rank that leaves ``rest`` modulo ``period``.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks.
+    period, rest
+        What is known of the rank; ``period`` divides the number of ranks.
+    factor, offset
+        The number, up to multiples of the number of ranks.
+    is_rank
+        Whether the number is one of 0 to ``world_size - 1``.
+    """
+
+    __slots__ = ("factor", "is_rank", "known", "offset", "world_size")
+    __hash__ = None  # type: ignore[assignment]  # a set of ranks would not ask `__eq__`
+
+    def __init__(
+        self,
+        world_size: int,
+        period: int = 1,
+        rest: int = 0,
+        *,
+        factor: int = 1,
+        offset: int = 0,
+        is_rank: bool = True,
+    ) -> None:
+        self.world_size, self.known = world_size, (period, rest)
+        self.factor, self.offset = factor % world_size, offset % world_size
+        self.is_rank = is_rank
+
+    def _like(self, factor: int, offset: int, is_rank: bool = False) -> TurnedRank:
+        return TurnedRank(
+            self.world_size, *self.known, factor=factor, offset=offset, is_rank=is_rank
+        )
+
+    def __add__(self, other: Any) -> Any:
+        if type(other) is int:
+            return self._like(self.factor, self.offset + other) if other else self
+        if type(other) is TurnedRank:
+            return self._like(self.factor + other.factor, self.offset + other.offset)
+        return NotImplemented
+
+    __radd__ = __add__
+
+    def __neg__(self) -> TurnedRank:
+        return self._like(-self.factor, -self.offset)
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if type(other) in (int, TurnedRank) else NotImplemented
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        if type(other) is not int:
+            return NotImplemented
+        return self._like(self.factor * other, self.offset * other)
+
+    __rmul__ = __mul__
+
+    def __mod__(self, other: Any) -> Any:
+        if type(other) is not int or other < 1:
+            return NotImplemented
+        if other == self.world_size:
+            if self.is_rank:
+                return self
+            return self._like(self.factor, self.offset, True) if self.factor else self.offset
+        if self.world_size % other:
+            raise _NotTurned
+        period, rest = self.known
+        if self.factor * period % other:
+            raise _NotTurned(other)
+        return (self.factor * rest + self.offset) % other
+
+    def __eq__(self, other: object) -> Any:
+        if type(other) is TurnedRank:
+            if self.is_rank and other.is_rank and self.factor == other.factor:
+                return self.offset == other.offset
+            raise _NotTurned
+        if type(other) is not int:
+            return NotImplemented
+        if self.is_rank and not 0 <= other < self.world_size:
+            return False
+        raise _NotTurned
+
+    def __lt__(self, other: Any) -> Any:
+        if type(other) is int and self.is_rank and not 0 < other < self.world_size:
+            return other > 0
+        raise _NotTurned
+
+    def __ge__(self, other: Any) -> Any:
+        return not self < other
+
+    def __le__(self, other: Any) -> Any:
+        return self < other + 1
+
+    def __gt__(self, other: Any) -> Any:
+        return not self < other + 1
+
+    def __bool__(self) -> NoReturn:
+        raise _NotTurned
+
+    def __repr__(self) -> NoReturn:
+        raise _NotTurned  # text would tell ranks apart
+
+    def distance(self) -> int:
+        """How far the number is ahead of the rank, if it is always as far, and always a rank."""
+        if not self.is_rank or self.factor != 1 or not self.offset:
+            raise _NotTurned
+        return self.offset
+
+
+def turned_programs(schedule: Schedule) -> list[list[RankWave]] | None:
+    """The programs of which all others are turned ones, or ``None`` if there are none.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> [wave.sends for wave in turned_programs(schedule_of("all_reduce", "circulant", 8))[0]]
+    [[(4, 4, 0)], [(2, 2, 1)], [(1, 1, 2)], [(7, 1, 3)], [(6, 2, 4)], [(4, 4, 5)]]
+    >>> [wave.sends[0][0] for wave in turned_programs(schedule_of("all_reduce", "swing", 8))[1]]
+    [7, 1, 5, 5, 1, 7]
+    >>> turned_programs(schedule_of("all_reduce", "recursive_doubling", 8))
+    """
+    period, world_size = 1, schedule.world_size
+    while period <= min(_LONGEST_PERIOD, world_size // 2):
+        try:
+            programs = [
+                list(_distances(schedule, TurnedRank(world_size, period, rest)))
+                for rest in range(period)
+            ]
+        except _NotTurned as asked:
+            if asked.period < 2 or lcm(asked.period, period) == period:
+                return None
+            period = lcm(asked.period, period)
+        except Exception:  # noqa: BLE001  # of the program, which wanted a number: all mean "no"
+            return None
+        else:
+            agrees = all(_agrees(schedule, programs, rank) for rank in (0, world_size - 1))
+            return programs if agrees else None
+    return None
+
+
+def _distances(schedule: Schedule, rank: TurnedRank) -> Any:
+    program: Any = schedule.program
+    for number, step in enumerate(program(rank)):
+        if number > MOST_STEPS:
+            raise _NotTurned
+        sends, receives, reduced, _ = wave_of(number, step)
+        yield RankWave(
+            [(_distance(peer), *rest) for peer, *rest in sends],  # type: ignore[misc]
+            [(_distance(peer), *rest) for peer, *rest in receives],  # type: ignore[misc]
+            reduced,
+            number,
+        )
+
+
+def _distance(peer: Any) -> int:
+    if type(peer) is not TurnedRank:
+        raise _NotTurned
+    return peer.distance()
+
+
+def _agrees(schedule: Schedule, programs: list[list[RankWave]], rank: int) -> bool:
+    steps = zip_longest(schedule.program(rank), programs[rank % len(programs)])
+    return all(
+        step is not None and wave == turned(wave_of(number, step), -rank, schedule.world_size)
+        for number, (step, wave) in enumerate(steps)
+    )
+
+
+def turned(wave: RankWave | None, by: int, world_size: int) -> RankWave:
+    """A wave with other peers: turned by a number of ranks."""
+    assert wave is not None
+    return RankWave(
+        [((peer + by) % world_size, *rest) for peer, *rest in wave.sends],  # type: ignore[misc]
+        [((peer + by) % world_size, *rest) for peer, *rest in wave.receives],  # type: ignore[misc]
+        wave.reduced,
+        wave.step,
+    )
 
 
 @dataclass(frozen=True, slots=True)

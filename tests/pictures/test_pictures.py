@@ -13,8 +13,7 @@ from ringcoll.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 from ringcoll.errors import ArgumentError
 from ringcoll.pictures import MOST_RANKS, Film, film, layout_of, moving_picture, steps_picture
 from ringcoll.pictures.layouts import network_layout
-from ringcoll.pictures.scenes import DrawnMessage
-from ringcoll.pictures.step_pictures import Scenery
+from ringcoll.pictures.step_pictures import DrawnMessage, Scenery
 from ringcoll.pictures.svg import width_of
 from ringcoll.schedule import (
     Program,

@@ -29,11 +29,10 @@ from ringcoll.search import (
     solve,
     synthesize,
 )
-from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
+from ringcoll.search.bounds import least_rounds_per_chunk, least_steps, maximum_flow
 from ringcoll.search.build import schedule_of_moves
-from ringcoll.search.flow import maximum_flow
 from ringcoll.search.front import _Search
-from ringcoll.search.greedy import speeds_of_steps
+from ringcoll.search.heuristics import speeds_of_steps
 from ringcoll.search.hops import HopGraph, Limit
 from ringcoll.search.sccl import Answer
 from ringcoll.simulation import (

@@ -13,10 +13,8 @@ from hypothesis import given
 
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation import Measurements, Topology, topology_from_text, topology_of
-from ringcoll.simulation.flows import Flows, SimulatedMessage
-from ringcoll.simulation.measured import _sharing, links_of
-from ringcoll.simulation.rates import Pair, Sample
-from ringcoll.simulation.trials import Trial, tournament, trials
+from ringcoll.simulation.event_engine import Flows, SimulatedMessage
+from ringcoll.simulation.measured import Pair, Sample, Trial, _sharing, links_of, tournament, trials
 from tests.cases.effort import effort
 from tests.cases.malformed import documents
 
