@@ -1,25 +1,26 @@
-"""Links that messages share: max-min fair rates, computed anew only where they change.
-
-Only a *crowded* link, which has more messages than lanes, makes one message slower than another.
-So when a message begins or ends, only the messages get new rates that are joined to it by crowded
-links; without a crowded link that is the message itself.
-
-The engine of events: runs the waves of ranks against the links of a topology.
+"""The engine of events: runs the waves of ranks against the links of a topology.
 
 A rank's wave ends when the times of all its messages are known. On links that are never full they
 are known when a message is posted, so ranks are run one after the other, without a queue of
-events, until each waits for a message that is not posted yet. On other links a queue of
-events, in order of time, begins and ends messages, and `ringcoll.simulation.event_engine` shares the
-links. A step is produced when its rank comes to it, and a message is forgotten when it is taken.
+events, until each waits for a message that is not posted yet. On other links a queue of events, in
+order of time, begins and ends messages. A step is produced when its rank comes to it, and a message
+is forgotten when it is taken.
 
-Where some ranks stand for all (`ringcoll.simulation.symmetry`), only these are run. A message to another rank
-is then received by the rank that stands for it, which sees its sender as far away as it is.
+Messages that share a link have max-min fair rates. Only a *crowded* link, which has more messages
+than lanes, makes one message slower than another. So when a message begins or ends, only the
+messages get new rates that are joined to it by crowded links; without a crowded link that is the
+message itself.
+
+Where some ranks stand for all (`ringcoll.simulation.symmetry`), only these are run. A message to
+another rank is then received by the rank that stands for it, which sees its sender as far away as
+it is.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -30,60 +31,35 @@ from ringcoll.simulation.symmetry import Folding
 from ringcoll.simulation.topology import Number, Topology
 from ringcoll.simulation.waves import RankWave
 
+_PathNode = tuple[int, int | None, int, Any, Any, Any]
+"""A `PathStep` as the rank sees it that stands for others, and the node before it."""
 
+
+@dataclass(eq=False, slots=True)
 class SimulatedMessage:
     """A message on its way; ``left`` and ``arrival`` are ``None`` until its last byte has left."""
 
-    __slots__ = (
-        "arrival",
-        "before",
-        "chunks",
-        "fastest",
-        "latency",
-        "left",
-        "nbytes",
-        "peer",
-        "posted",
-        "rate",
-        "receiver",
-        "remaining",
-        "route",
-        "sender",
-        "since",
-        "step",
-        "version",
-    )
-
-    def __init__(
-        self, sender: Any, peer: int, chunks: int, step: int, nbytes: Number, posted: Number
-    ) -> None:
-        self.sender, self.peer, self.chunks, self.step = sender, peer, chunks, step
-        self.nbytes, self.posted = nbytes, posted
-        self.before = sender.last
-        self.receiver: Any = None
-        self.left: Any = None
-        self.arrival: Any = None
-        self.route: tuple[int, ...] = ()
-        self.latency: Any = 0
-        self.fastest: Any = 0
-        self.remaining: Any = nbytes
-        self.rate: Any = 0
-        self.since: Any = posted
-        self.version = 0
+    sender: Any
+    peer: int
+    chunks: int
+    step: int
+    nbytes: Any
+    posted: Any
+    before: _PathNode | None = None  # of the sender, when it posts the message
+    receiver: Any = None
+    left: Any = None
+    arrival: Any = None
+    route: tuple[int, ...] = ()
+    latency: Any = 0
+    fastest: Any = 0
+    remaining: Any = 0
+    rate: Any = 0
+    since: Any = 0
+    version: int = 0
 
 
 class Flows:
-    """The messages on each link of a topology, and their rates.
-
-    Parameters
-    ----------
-    topology
-        The links.
-    number
-        Type of the numbers: exact fractions, or floats.
-    crossings
-        Messages on each link for a message that crosses it once; see `Folding`.
-    """
+    """The messages on each link of a topology, and their rates; `Folding` explains crossings."""
 
     def __init__(
         self, topology: Topology, number: Callable[[Number], Any], crossings: Sequence[int]
@@ -106,8 +82,7 @@ class Flows:
     def lay(self, message: SimulatedMessage, route: tuple[int, ...]) -> None:
         """Tell a message its route, and count its bytes."""
         message.route = route
-        latency: Any = 0
-        fastest: Any = inf
+        latency, fastest = 0, inf
         for index in route:
             latency += self.latency[index]
             fastest = min(fastest, self.fastest[index])
@@ -116,7 +91,7 @@ class Flows:
 
     def begin(self, message: SimulatedMessage, now: Any) -> Any:
         """Let the bytes of a message move from now on; return its end if it shares no full link."""
-        message.since = now
+        message.since, message.remaining = now, message.nbytes
         crowded = False
         for index in message.route:
             users, messages = self.users[index], self.crossings[index]
@@ -197,54 +172,26 @@ class Flows:
 
 _BEGIN, _START, _END = range(3)  # of a rank's wave; of a wave's messages; of a message
 
-_PathNode = tuple[int, int | None, int, Any, Any, Any]
-"""A `PathStep` as the rank sees it that stands for others, and the node before it."""
 
-
+@dataclass(eq=False, slots=True)
 class _SimulatedRank:
     """A rank, and its wave that is under way."""
 
-    __slots__ = (
-        "alpha",
-        "begin",
-        "gamma",
-        "last",
-        "overhead",
-        "pending",
-        "rank",
-        "receives",
-        "sends",
-        "wave",
-        "waves",
-    )
-
-    def __init__(self, rank: int, waves: Iterator[RankWave], settings: RunSettings) -> None:
-        slow = settings.slowness[rank]
-        self.rank, self.waves = rank, waves
-        self.alpha, self.overhead = slow * settings.alpha, slow * settings.overhead
-        self.gamma = slow * settings.gamma * settings.unit  # for a segment of a chunk
-        self.begin: Any = 0
-        self.last: _PathNode | None = None
-        self.wave: RankWave | None = None
-        self.sends: list[SimulatedMessage] = []
-        self.receives: list[SimulatedMessage | None] = []
-        self.pending = 0  # messages of the wave whose times are not known
+    rank: int
+    waves: Iterator[RankWave]
+    alpha: Any
+    overhead: Any
+    gamma: Any  # for a segment of a chunk
+    begin: Any = 0
+    last: _PathNode | None = None
+    wave: RankWave | None = None
+    sends: list[SimulatedMessage] = field(default_factory=list)
+    receives: list[SimulatedMessage | None] = field(default_factory=list)
+    pending: int = 0  # messages of the wave whose times are not known
 
 
 class EventEngine:
-    """One run.
-
-    Parameters
-    ----------
-    settings
-        The schedule, the topology and the numbers of the run.
-    waves
-        The waves of each rank that is run.
-    folding
-        The ranks that are run, and the links that stand for others.
-    trace
-        Whether to keep the times of all messages.
-    """
+    """One run of the waves of each rank that is run; ``trace`` keeps the times of all messages."""
 
     def __init__(
         self,
@@ -259,7 +206,14 @@ class EventEngine:
         self.flows = Flows(settings.topology, settings.number, folding.crossings)
         self.shares = any(link.lanes is not None for link in settings.topology.links)
         self.ranks = [
-            _SimulatedRank(rank, rank_waves, settings) for rank, rank_waves in enumerate(waves)
+            _SimulatedRank(
+                rank,
+                own_waves,
+                slow * settings.alpha,
+                slow * settings.overhead,
+                slow * settings.gamma * settings.unit,
+            )
+            for rank, (own_waves, slow) in enumerate(zip(waves, settings.slowness, strict=False))
         ]
         # Ranks that are alike do the same at the same time: the heap holds each time once, and the
         # events of a time are in the order in which they were made.
@@ -336,18 +290,18 @@ class EventEngine:
         if not state.pending:
             self._complete(state)
         start, starts = now + state.alpha, list[SimulatedMessage]()
-        further = state.overhead
         for peer, chunks, step in wave.sends:
-            message = SimulatedMessage(state, peer, chunks, step, chunks * self.settings.unit, now)
+            nbytes = chunks * self.settings.unit
+            message = SimulatedMessage(state, peer, chunks, step, nbytes, now, state.last)
             state.sends.append(message)
             self._post(message)
             if not self.shares:
                 self._settle(message, start + message.nbytes / message.fastest)
-            elif further:
+            elif state.overhead:
                 self._push(start, _START, [message])
             else:
                 starts.append(message)
-            start += further
+            start += state.overhead
         if starts:
             self._push(start, _START, starts)
 

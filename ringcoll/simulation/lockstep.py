@@ -2,8 +2,8 @@
 
 Problem: 33 million messages take an engine of events many minutes. If no link can have more
 messages than lanes, whatever the times are, then nobody waits for a link, and the end of a step is
-a maximum of a few sums. With turned programs (`ringcoll.simulation.symmetry`) all ranks do the
-same in a step, so each sum is one operation on a list with a number for each rank. Every
+a maximum of a few sums. With turned programs (`ringcoll.simulation.symmetry`) all ranks do the same
+in a step, so each sum is one operation on a list with a number for each rank. Every
 rank still has times of its own: ranks may be slow or late, and links may differ.
 
 No link is ever full if its senders, each with the most messages that it has on the link in one
@@ -85,16 +85,9 @@ def never_full(topology: Topology, programs: Sequence[Sequence[RankWave]]) -> bo
 
 
 class LockstepEngine:
-    """One run of turned programs; a column is the list of a number of every rank of a program.
+    """One run, in one segment, of turned programs, whose peers are distances.
 
-    Parameters
-    ----------
-    settings
-        The topology and the numbers of the run, in one segment.
-    programs
-        Programs that all ranks run in turn; the peers are distances.
-    senders
-        What `senders_of` returns for them.
+    A column is the list of a number of every rank of a program.
     """
 
     def __init__(

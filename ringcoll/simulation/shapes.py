@@ -1,10 +1,7 @@
-"""Topologies in which nothing is above a rank: a crossbar, rings and tori.
+r"""Topologies by their shape: crossbars, rings, tori, fat trees, hosts and dragonflies.
 
-Topologies with levels of switches: fat trees, and hosts with several ranks.
-
-Dragonflies: groups of routers, every two of which are joined by a cable.
-
-::
+Nothing is above a rank in a ring or a torus. Fat trees, and hosts with several ranks, have two
+levels of switches. A dragonfly has groups of routers, every two of which are joined by a cable::
 
     group 0                         group 1
     ranks - router 0.0 -- router 0.1 ======== router 1.0 -- router 1.1 - ranks
@@ -12,13 +9,13 @@ Dragonflies: groups of routers, every two of which are joined by a cable.
           ===== router 2.0 -- router 2.1 ========
                       group 2
 
-Source: J. Kim, W. J. Dally, S. Scott and D. Abts, "Technology-driven, highly-scalable dragonfly
-topology", ISCA 2008.
+Source of dragonflies: J. Kim, W. J. Dally, S. Scott and D. Abts, "Technology-driven,
+highly-scalable dragonfly topology", ISCA 2008.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise
 from math import prod
@@ -63,16 +60,15 @@ def crossbar(
     0.001506
     """
     checked("world_size", world_size, positive=True, whole=True, most=LARGEST_WORLD)
-    links = [
-        *(Link(rank, "switch", bandwidth, latency_s, ports) for rank in range(world_size)),
-        *(Link("switch", rank, bandwidth, 0, ports) for rank in range(world_size)),
-    ]
-
-    def router(source: int, target: int) -> tuple[int, ...]:
-        return source, world_size + target
-
     return Topology(
-        world_size=world_size, links=tuple(links), name="crossbar", router=router, **costs
+        world_size=world_size,
+        links=(
+            *(Link(rank, "switch", bandwidth, latency_s, ports) for rank in range(world_size)),
+            *(Link("switch", rank, bandwidth, 0, ports) for rank in range(world_size)),
+        ),
+        name="crossbar",
+        router=lambda source, target: (source, world_size + target),
+        **costs,
     )
 
 
@@ -142,22 +138,22 @@ def ring(
 
 
 def _two_levels(
-    leaf_of: Sequence[int],
+    world_size: int,
+    below: int,
     switch: str,
     inside: Callable[[Node, Node], Iterable[Link]],
     across: Callable[[Node, Node], Iterable[Link]],
     **rest: Any,
 ) -> Topology:
-    """Ranks below switches, and the switches below a core that never is full."""
-    world_size, switches = len(leaf_of), max(leaf_of) + 1
+    """So many ranks below each switch, and the switches below a core that never is full."""
     links: list[Link] = []
-    for rank, leaf in enumerate(leaf_of):
-        links += inside(rank, f"{switch} {leaf}")
-    for leaf in range(switches):
+    for rank in range(world_size):
+        links += inside(rank, f"{switch} {rank // below}")
+    for leaf in range(-(-world_size // below)):
         links += across(f"{switch} {leaf}", "core")
 
     def router(source: int, target: int) -> tuple[int, ...]:
-        here, there = leaf_of[source], leaf_of[target]
+        here, there = source // below, target // below
         if here == there:
             return 2 * source, 2 * target + 1
         above = 2 * world_size
@@ -194,14 +190,10 @@ def fat_tree(
     checked("world_size", world_size, positive=True, whole=True, most=LARGEST_WORLD)
     checked("ranks_per_leaf", ranks_per_leaf, positive=True, whole=True)
     checked("oversubscription", oversubscription, positive=True)
-    exact = not isinstance(oversubscription, float)
-    lanes = (
-        Fraction(ranks_per_leaf) / oversubscription
-        if exact
-        else (ranks_per_leaf / float(oversubscription))
-    )
+    lanes = Fraction(ranks_per_leaf) / oversubscription
     return _two_levels(
-        [rank // ranks_per_leaf for rank in range(world_size)],
+        world_size,
+        ranks_per_leaf,
         "leaf",
         lambda rank, leaf: cable(rank, leaf, bandwidth, latency_s),
         lambda leaf, core: cable(leaf, core, bandwidth, latency_s, lanes),
@@ -243,20 +235,18 @@ def hosts(
     """
     checked("world_size", world_size, positive=True, whole=True, most=LARGEST_WORLD)
     checked("ranks_per_host", ranks_per_host, positive=True, whole=True)
-
-    def inside(rank: Node, host: Node) -> Iterator[Link]:
-        yield Link(rank, host, bandwidth, latency_s, ports)
-        yield Link(host, rank, bandwidth, 0, ports)
-
-    def across(host: Node, core: Node) -> Iterator[Link]:
-        yield Link(host, core, across_bandwidth, across_latency_s, cards)
-        yield Link(core, host, across_bandwidth, 0, cards)
-
     return _two_levels(
-        [rank // ranks_per_host for rank in range(world_size)],
+        world_size,
+        ranks_per_host,
         "host",
-        inside,
-        across,
+        lambda rank, host: (
+            Link(rank, host, bandwidth, latency_s, ports),
+            Link(host, rank, bandwidth, 0, ports),
+        ),
+        lambda host, core: (
+            Link(host, core, across_bandwidth, across_latency_s, cards),
+            Link(core, host, across_bandwidth, 0, cards),
+        ),
         name=f"hosts of {ranks_per_host} ranks",
         **costs,
     )
@@ -323,10 +313,8 @@ def dragonfly(
             expected=f"at least {-(-(groups - 1) // routers_per_group)} for {groups} groups",
             got=global_links,
         )
-    across = (
-        bandwidth if global_bandwidth is None else global_bandwidth,
-        latency_s if global_latency_s is None else global_latency_s,
-    )
+    global_bandwidth = bandwidth if global_bandwidth is None else global_bandwidth
+    global_latency_s = latency_s if global_latency_s is None else global_latency_s
 
     def gate(group: int, other: int) -> tuple[int, int]:
         """The router of a group that has the cable to another one."""
@@ -346,7 +334,8 @@ def dragonfly(
             first, second = (name((group, router)) for router in pair)
             links += cable(first, second, bandwidth, latency_s)
     for low, high in combinations(range(groups), 2):
-        links += cable(name(gate(low, high)), name(gate(high, low)), *across)
+        ends = name(gate(low, high)), name(gate(high, low))
+        links += cable(*ends, global_bandwidth, global_latency_s)
     number = {(link.source, link.target): index for index, link in enumerate(links)}
 
     def router(source: int, target: int) -> tuple[int, ...]:

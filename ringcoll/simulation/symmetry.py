@@ -1,15 +1,16 @@
-"""Programs that are one program, turned: found by running it once on a rank without a number.
+"""Programs that are one program, turned, and networks that look the same from every p-th rank.
 
 Problem: on 4,096 ranks a ring has 33 million messages, and every rank's program says the same,
 seen from another rank. If rank r sends to rank r + d wherever rank 0 sends to rank d, one program
-is enough. This must be *proved*, not guessed from some ranks.
+is enough; and where the network looks alike, too, the events of a few ranks are. Both must be
+*proved*, not guessed from some ranks.
 
-A `TurnedRank` stands for every rank at once: it is ``factor * rank + offset``, and of the rank nothing is
-known but, at most, what it leaves when it is divided by ``period``. It can be added to and
-multiplied, ``% world_size`` brings it back among the ranks, and a comparison is answered only where the
-answer is the same for all of these ranks. Every other use is an error, hash and text included. So
-if the program ends without an error, it took the same way for all of them, and its peers are
-at the same distances. ::
+Programs. A `TurnedRank` stands for every rank at once: it is ``factor * rank + offset``, and of the
+rank nothing is known but, at most, what it leaves when it is divided by ``period``. It can be added
+to and multiplied, ``% world_size`` brings it back among the ranks, and a comparison is answered
+only where the answer is the same for all of these ranks. Every other use is an error, hash and text
+included. So if the program ends without an error, it took the same way for all of them, and its
+peers are at the same distances. ::
 
     ring       next_rank = (rank + 1) % k        turned by any number of ranks
     Swing      if rank % 2: ...                  turned by an even number: two programs
@@ -18,30 +19,28 @@ at the same distances. ::
 A program has to compute with its rank for that; one that asks for the rank's *type* could escape. So
 the programs of the first and of the last rank are compared with what was found, as well.
 
-Networks that look the same from every p-th rank: then p ranks stand for all of them.
-
-Let the programs be turned ones (`ringcoll.simulation.symmetry`), so that rank r + p sends to peer + p
-whatever rank r sends to peer. If the links on the way are alike as well, and so are late and slow
-ranks, then rank r + p has the times of rank r: the events of ranks 0 to p - 1 are those of all.
-
-It is proved link by link, for all messages. The route of each message, turned by p ranks, has to
-lead over other links *of the same numbers*, and a link has to be turned to the same link in every
-route that it is a link of. So the turn is a permutation of the links; it does not
-matter what the topology is called, or who made it. The links that turn into each other are an
-*orbit*, of which one link stands for all. A message of rank r that crosses an orbit twice, as on a ring of
-cables, meets itself there: it shares a link with the message of another rank, which is at the other place.
+Networks. Let rank r + p send to peer + p whatever rank r sends to peer. If the links on the way are
+alike as well, and so are late and slow ranks, then rank r + p has the times of rank r: the events
+of ranks 0 to p - 1 are those of all. It is proved link by link, for all messages. The route of each
+message, turned by p ranks, has to lead over other links *of the same numbers*, and a link has to be
+turned to the same link in every route that it is a link of. So the turn is a permutation of the
+links; it does not matter what the topology is called, or who made it. The links that turn into each
+other are an *orbit*, of which one link stands for all. A message of rank r that crosses an orbit
+twice, as on a ring of cables, meets itself there: it shares a link with the message of another
+rank, which is at the other place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from math import lcm
+from operator import attrgetter
 from typing import Any, NoReturn
 
 from ringcoll.schedule import MOST_STEPS, Schedule
-from ringcoll.simulation.topology import Link, Number, Topology
+from ringcoll.simulation.topology import Number, Topology
 from ringcoll.simulation.waves import RankWave, wave_of
 
 _LONGEST_PERIOD = 64
@@ -58,16 +57,8 @@ class _NotTurned(Exception):  # noqa: N818  # an answer, which leaves this modul
 class TurnedRank:
     """The number ``factor * rank + offset``, for every rank that leaves ``rest`` modulo ``period``.
 
-    Parameters
-    ----------
-    world_size
-        Number of ranks.
-    period, rest
-        What is known of the rank; ``period`` divides the number of ranks.
-    factor, offset
-        The number, up to multiples of the number of ranks.
-    is_rank
-        Whether the number is one of 0 to ``world_size - 1``.
+    ``period`` divides the number of ranks; the number is known up to multiples of the number of
+    ranks, and ``is_rank`` says that it is one of 0 to ``world_size - 1``.
     """
 
     __slots__ = ("factor", "is_rank", "known", "offset", "world_size")
@@ -162,12 +153,6 @@ class TurnedRank:
     def __repr__(self) -> NoReturn:
         raise _NotTurned  # text would tell ranks apart
 
-    def distance(self) -> int:
-        """How far the number is ahead of the rank, if it is always as far, and always a rank."""
-        if not self.is_rank or self.factor != 1 or not self.offset:
-            raise _NotTurned
-        return self.offset
-
 
 def turned_programs(schedule: Schedule) -> list[list[RankWave]] | None:
     """The programs of which all others are turned ones, or ``None`` if there are none.
@@ -200,24 +185,19 @@ def turned_programs(schedule: Schedule) -> list[list[RankWave]] | None:
     return None
 
 
-def _distances(schedule: Schedule, rank: TurnedRank) -> Any:
+def _distances(schedule: Schedule, rank: TurnedRank) -> Iterator[RankWave]:
     program: Any = schedule.program
     for number, step in enumerate(program(rank)):
         if number > MOST_STEPS:
             raise _NotTurned
-        sends, receives, reduced, _ = wave_of(number, step)
-        yield RankWave(
-            [(_distance(peer), *rest) for peer, *rest in sends],  # type: ignore[misc]
-            [(_distance(peer), *rest) for peer, *rest in receives],  # type: ignore[misc]
-            reduced,
-            number,
-        )
+        yield _with_peers(wave_of(number, step), _distance)
 
 
 def _distance(peer: Any) -> int:
-    if type(peer) is not TurnedRank:
+    """How far a peer is ahead of the rank, if it is always as far, and always a rank."""
+    if type(peer) is not TurnedRank or not peer.is_rank or peer.factor != 1 or not peer.offset:
         raise _NotTurned
-    return peer.distance()
+    return peer.offset
 
 
 def _agrees(schedule: Schedule, programs: list[list[RankWave]], rank: int) -> bool:
@@ -228,12 +208,15 @@ def _agrees(schedule: Schedule, programs: list[list[RankWave]], rank: int) -> bo
     )
 
 
-def turned(wave: RankWave | None, by: int, world_size: int) -> RankWave:
+def turned(wave: RankWave, by: int, world_size: int) -> RankWave:
     """A wave with other peers: turned by a number of ranks."""
-    assert wave is not None
+    return _with_peers(wave, lambda peer: (peer + by) % world_size)
+
+
+def _with_peers(wave: RankWave, peer_of: Callable[[Any], int]) -> RankWave:
     return RankWave(
-        [((peer + by) % world_size, *rest) for peer, *rest in wave.sends],  # type: ignore[misc]
-        [((peer + by) % world_size, *rest) for peer, *rest in wave.receives],  # type: ignore[misc]
+        [(peer_of(peer), *rest) for peer, *rest in wave.sends],  # type: ignore[misc]
+        [(peer_of(peer), *rest) for peer, *rest in wave.receives],  # type: ignore[misc]
         wave.reduced,
         wave.step,
     )
@@ -241,17 +224,11 @@ def turned(wave: RankWave | None, by: int, world_size: int) -> RankWave:
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """Ranks and links that stand for others.
+    """Ranks and links that stand for others: rank r does what rank ``r % period`` does.
 
-    Parameters
-    ----------
-    period
-        Ranks 0 to ``period - 1`` stand for all: rank r does what rank ``r % period`` does.
-    standing_in
-        The link that stands for each link, itself if it is alone.
-    crossings
-        Messages that cross each link where one message of ranks 0 to ``period - 1`` crosses the link that
-        stands for it.
+    ``standing_in`` has the link that stands for each link, itself if it is alone. ``crossings`` has
+    the messages that cross each link where one message of ranks 0 to ``period - 1`` crosses the link
+    that stands for it.
     """
 
     period: int
@@ -285,38 +262,27 @@ def folded(
 
 
 def _turn(topology: Topology, distances: list[set[int]], period: int) -> dict[int, int] | None:
-    """The link that each link becomes in a turn by ``period`` ranks, if all messages agree on it."""
+    """The link that each link becomes in a turn by ``period`` ranks, if all messages agree."""
     turn: dict[int, int] = {}
+    world_size, links = topology.world_size, topology.links
     for rank in range(period):
         for distance in distances[rank % len(distances)]:
-            routes = _routes(topology, rank, distance, period)
-            before = next(routes)
-            for route in routes:
+            # From the rank, and from those that are turned, once around.
+            sources = (*range(rank, world_size, period), rank)
+            routes = (topology.route(here, (here + distance) % world_size) for here in sources)
+            for before, route in pairwise(routes):
                 if len(route) != len(before):
                     return None
                 for old, new in zip(before, route, strict=True):
                     known = turn.get(old)
-                    if known is None and _alike(topology.links[old], topology.links[new]):
+                    if known is None and _numbers(links[old]) == _numbers(links[new]):
                         turn[old] = new
                     elif known != new:
                         return None
-                before = route
     return turn
 
 
-def _routes(topology: Topology, rank: int, distance: int, period: int) -> Iterator[tuple[int, ...]]:
-    """The routes from a rank, and from those that are turned, once around, to a distance."""
-    world_size = topology.world_size
-    for source in (*range(rank, world_size, period), rank):
-        yield topology.route(source, (source + distance) % world_size)
-
-
-def _alike(first: Link, second: Link) -> bool:
-    return (first.bandwidth, first.latency_s, first.lanes) == (
-        second.bandwidth,
-        second.latency_s,
-        second.lanes,
-    )
+_numbers = attrgetter("bandwidth", "latency_s", "lanes")
 
 
 def _folding(topology: Topology, turn: dict[int, int], period: int) -> Folding:

@@ -1,12 +1,9 @@
-"""The DGX-1: eight GPUs whose cables of NVLink form a cube with some diagonals, some of them double.
+"""Topologies by the text of a user, such as ``torus:4x8``: shapes, and networks of real machines.
 
-Networks of real machines, with the sources of their numbers.
-
-Latencies are those by which NCCL chooses its algorithms (ring, protocol Simple; ``ncclTunerConstants`` in
-``src/graph/tuning.cc``, read at commit 5067397c): 3.4 us over NVLink, 5.7 us over PCI Express, 14 us over a
-network. They are costs of software, too: a bare message takes less.
-
-The text of a topology, such as ``torus:4x8``.
+Machines have the sources of their numbers. Latencies are those by which NCCL chooses its algorithms
+(ring, protocol Simple; ``ncclTunerConstants`` in ``src/graph/tuning.cc``, read at commit 5067397c):
+3.4 us over NVLink, 5.7 us over PCI Express, 14 us over a network. They are costs of software, too:
+a bare message takes less.
 """
 
 from __future__ import annotations
@@ -14,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -22,30 +21,14 @@ from ringcoll.simulation.graph_text import topology_from_text
 from ringcoll.simulation.shapes import crossbar, dragonfly, fat_tree, hosts, ring, torus
 from ringcoll.simulation.topology import Number, Topology
 
-# 25 GB/s each way a cable; a double cable is one link of 50 GB/s. 3.4 us over NVLink.
-_CABLES = """
-    0 -- 1 50 3.4    # the double cables are a ring: 0 1 3 2 6 7 5 4
-    1 -- 3 50 3.4
-    3 -- 2 50 3.4
-    2 -- 6 50 3.4
-    6 -- 7 50 3.4
-    7 -- 5 50 3.4
-    5 -- 4 50 3.4
-    4 -- 0 50 3.4
-    0 -- 2 25 3.4
-    0 -- 3 25 3.4
-    1 -- 2 25 3.4
-    1 -- 5 25 3.4
-    3 -- 7 25 3.4
-    4 -- 6 25 3.4
-    4 -- 7 25 3.4
-    5 -- 6 25 3.4
-"""
-
 
 def dgx1() -> Topology:
     """Build the topology of a DGX-1 with V100: 8 ranks, each with 6 cables to 4 other ranks."""
-    return topology_from_text(_CABLES, name="dgx1")
+    # 25 GB/s each way a cable; a double cable is one link of 50 GB/s. 3.4 us over NVLink.
+    double = pairwise((0, 1, 3, 2, 6, 7, 5, 4, 0))
+    single = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
+    cables = [f"{a} -- {b} 50 3.4" for a, b in double] + [f"{a} -- {b} 25 3.4" for a, b in single]
+    return topology_from_text("\n".join(cables), name="dgx1")
 
 
 _NCCL = "latency: NCCL, src/graph/tuning.cc, ring, protocol Simple"
@@ -53,27 +36,13 @@ _NCCL = "latency: NCCL, src/graph/tuning.cc, ring, protocol Simple"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A network of real machines.
-
-    Parameters
-    ----------
-    about
-        What it is.
-    source
-        The source of each number.
-    build
-        Function from the number of ranks, and the ranks in each dimension if they are in the text.
-    example
-        Ranks in each dimension, for the help; empty if the text has none.
-    world_size
-        Number of ranks, if all such machines have as many.
-    """
+    """A network of real machines, and the sources of its numbers."""
 
     about: str
     source: str
-    build: Callable[[int, tuple[int, ...]], Topology]
-    example: str = ""
-    world_size: int | None = None
+    build: Callable[[int, tuple[int, ...]], Topology]  # of the number of ranks, and of dimensions
+    example: str = ""  # ranks in each dimension, for the help; empty if the text has none
+    world_size: int | None = None  # if all such machines have as many ranks
 
     def topology(self, name: str, world_size: int, shape: tuple[int, ...]) -> Topology:
         """The network for a number of ranks."""
@@ -95,31 +64,26 @@ def _dgx_h100(world_size: int, shape: tuple[int, ...]) -> Topology:
     )
 
 
-def _pcie_host(gigabytes_per_s: float) -> Callable[[int, tuple[int, ...]], Topology]:
-    def build(world_size: int, shape: tuple[int, ...]) -> Topology:
-        if world_size > 8:
-            raise ArgumentError(
-                "a host has slots for 8 cards of 16 lanes at most",
-                argument="world_size", expected="at most 8", got=world_size,
-            )  # fmt: skip
-        return crossbar(world_size, bandwidth=gigabytes_per_s * 1e9, latency_s=5.7e-6)
-
-    return build
+def _pcie_host(gigabytes_per_s: float, world_size: int, shape: tuple[int, ...]) -> Topology:
+    if world_size > 8:
+        raise ArgumentError(
+            "a host has slots for 8 cards of 16 lanes at most",
+            argument="world_size", expected="at most 8", got=world_size,
+        )  # fmt: skip
+    return crossbar(world_size, bandwidth=gigabytes_per_s * 1e9, latency_s=5.7e-6)
 
 
-def _tpu(gigabytes_per_s: int, gibibytes: int) -> Callable[[int, tuple[int, ...]], Topology]:
-    def build(world_size: int, shape: tuple[int, ...]) -> Topology:
-        memory = gibibytes << 30
-        return torus(shape, bandwidth=gigabytes_per_s * 1e9, latency_s=1e-6, memory_nbytes=memory)
-
-    return build
+def _tpu(gigabytes_per_s: int, gibibytes: int, world_size: int, shape: tuple[int, ...]) -> Topology:
+    memory = gibibytes << 30
+    return torus(shape, bandwidth=gigabytes_per_s * 1e9, latency_s=1e-6, memory_nbytes=memory)
 
 
 MACHINES = {
     "dgx1": Machine(
         "8 V100 GPUs, a cube of NVLink with some diagonals and double cables",
-        "Z. Cai et al., arXiv 2008.08708, figure 1, and the topology dgx1 of msccl-tools (the cables); "
-        f"NVIDIA DGX-1 with V100 (6 links of NVLink a GPU, 25 GB/s each way); {_NCCL}, NVLink",
+        "Z. Cai et al., arXiv 2008.08708, figure 1, and the topology dgx1 of msccl-tools (the "
+        "cables); NVIDIA DGX-1 with V100 (6 links of NVLink a GPU, 25 GB/s each way); "
+        f"{_NCCL}, NVLink",
         lambda world_size, shape: dgx1(),
         world_size=8,
     ),
@@ -127,13 +91,13 @@ MACHINES = {
         "a host with cards in slots of PCI Express 4.0 with 16 lanes",
         "16 GT/s a lane, 128b/130b: 31.5 GB/s each way, of which packets take a part; that all "
         f"cards talk at once at full speed is assumed; {_NCCL}, PCI",
-        _pcie_host(31.5),
+        partial(_pcie_host, 31.5),
     ),
     "pcie5_host": Machine(
         "a host with cards in slots of PCI Express 5.0 with 16 lanes",
         "32 GT/s a lane, 128b/130b: 63 GB/s each way, of which packets take a part; that all "
         f"cards talk at once at full speed is assumed; {_NCCL}, PCI",
-        _pcie_host(63.0),
+        partial(_pcie_host, 63.0),
     ),
     "dgx_h100": Machine(
         "hosts of 8 H100 GPUs with NVLink and 8 network cards of 400 Gb/s",
@@ -159,14 +123,14 @@ MACHINES = {
         "N. P. Jouppi et al., TPU v4, arXiv 2304.01433 (3-D torus, 32 GiB; 6 links of 50 GB/s each "
         "way: checked in G. K. Lockwood's notes on TPUv4 only, 400 Gb/s in each direction); the "
         "latency of 1 us a hop is assumed",
-        _tpu(50, 32),
+        partial(_tpu, 50, 32),
         "4x4x4",
     ),
     "tpu_v5p": Machine(
         "a 3-D torus of TPU v5p chips",
         "Google Cloud, page on TPU v5p (1200 GB/s a chip, both ways together, over 6 links; 95 "
         "GiB); the latency of 1 us a hop is assumed",
-        _tpu(100, 95),
+        partial(_tpu, 100, 95),
         "4x4x4",
     ),
 }
@@ -238,38 +202,53 @@ def topology_named(
     'torus 2x4'
     """
     kind, shape, numbers = _parsed(text)
-    if kind in MACHINES:
-        if (bandwidth, latency_s, across_bandwidth, across_latency_s) != (None,) * 4:
-            raise ArgumentError(
-                "a preset has bandwidths and latencies of its own", argument="topology", got=text,
-                expected=f"a topology of {', '.join(FORMS)}",
-            )  # fmt: skip
-        return _of_size(MACHINES[kind].topology(kind, world_size, shape), text, world_size)
+    own = bandwidth, latency_s, across_bandwidth, across_latency_s
+    if kind in MACHINES and own != (None,) * 4:
+        raise ArgumentError(
+            "a preset has bandwidths and latencies of its own", argument="topology", got=text,
+            expected=f"a topology of {', '.join(FORMS)}",
+        )  # fmt: skip
     bandwidth = 1e10 if bandwidth is None else bandwidth
     latency_s = 1e-6 if latency_s is None else latency_s
     link: dict[str, Any] = {"bandwidth": bandwidth, "latency_s": latency_s}
-    if kind == "crossbar":
-        return crossbar(world_size, ports=(*numbers, 1)[0], **link)
-    if kind == "ring":
-        return ring(world_size, **link)
-    if kind == "torus":
-        return _of_size(torus(shape, **link), text, world_size)
-    if kind == "fat_tree":
+    if kind in MACHINES:
+        topology = MACHINES[kind].topology(kind, world_size, shape)
+    elif kind == "crossbar":
+        topology = crossbar(world_size, ports=(*numbers, 1)[0], **link)
+    elif kind == "ring":
+        topology = ring(world_size, **link)
+    elif kind == "torus":
+        topology = torus(shape, **link)
+    elif kind == "fat_tree":
         below, times = (*numbers, 1)[:2]
-        return fat_tree(world_size, ranks_per_leaf=below, oversubscription=times, **link)
-    if kind == "dragonfly":
-        names = ("ranks_per_router", "routers_per_group", "global_links")
-        shapes: dict[str, Any] = dict(zip(names, numbers, strict=True))
-        across: Any = {"global_bandwidth": across_bandwidth, "global_latency_s": across_latency_s}
-        return dragonfly(world_size, **shapes, **link, **across)
-    return hosts(
-        world_size,
-        ranks_per_host=numbers[0],
-        cards=(*numbers[1:], 1)[0],
-        across_bandwidth=bandwidth / 10 if across_bandwidth is None else across_bandwidth,
-        across_latency_s=10 * latency_s if across_latency_s is None else across_latency_s,
-        **link,
-    )
+        topology = fat_tree(world_size, ranks_per_leaf=below, oversubscription=times, **link)
+    elif kind == "dragonfly":
+        topology = dragonfly(
+            world_size,
+            ranks_per_router=numbers[0],
+            routers_per_group=numbers[1],
+            global_links=numbers[2],
+            global_bandwidth=across_bandwidth,
+            global_latency_s=across_latency_s,
+            **link,
+        )
+    else:
+        topology = hosts(
+            world_size,
+            ranks_per_host=numbers[0],
+            cards=(*numbers[1:], 1)[0],
+            across_bandwidth=bandwidth / 10 if across_bandwidth is None else across_bandwidth,
+            across_latency_s=10 * latency_s if across_latency_s is None else across_latency_s,
+            **link,
+        )
+    if topology.world_size != world_size:
+        raise ArgumentError(
+            f"{text} has {topology.world_size} ranks",
+            argument="topology",
+            expected=world_size,
+            got=topology.world_size,
+        )
+    return topology
 
 
 def ranks_named(text: str) -> int | None:
@@ -295,14 +274,3 @@ def _parsed(text: str) -> tuple[str, tuple[int, ...], list[int]]:
             return name, (), [size[0] for size in sizes]
     known = ", ".join((*FORMS, *PRESETS))
     raise ArgumentError("not a topology", argument="topology", expected=known, got=repr(text))
-
-
-def _of_size(topology: Topology, text: str, world_size: int) -> Topology:
-    if topology.world_size != world_size:
-        raise ArgumentError(
-            f"{text} has {topology.world_size} ranks",
-            argument="topology",
-            expected=world_size,
-            got=topology.world_size,
-        )
-    return topology

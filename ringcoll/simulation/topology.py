@@ -1,18 +1,14 @@
-"""Links between nodes, and the numbers of a topology.
+"""Topologies: ranks, the links between them, and the route of each message.
 
 A node is a rank, by its number, or a switch, by its name. A link leads one way, so a cable is two
-links.
-
-Topologies: ranks, the links between them, and the route of each message.
-
-A topology whose links were all there at the beginning knows its routes by a formula; after
+links. A topology whose links were all there at the beginning knows its routes by a formula; after
 `Topology.without` messages take a route with the fewest links.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -97,7 +93,7 @@ class Link:
 
 
 class RankCosts(TypedDict, total=False):
-    """The costs of a rank that every function takes which makes a topology; see `Topology`."""
+    """The costs of a rank, for every function that makes a topology; see `Topology`."""
 
     alpha_s: Number
     overhead_s: Number
@@ -107,10 +103,10 @@ class RankCosts(TypedDict, total=False):
 
 def cable(
     first: Node, second: Node, bandwidth: Number, latency_s: Number, lanes: Number | None = 1
-) -> Iterator[Link]:
+) -> tuple[Link, Link]:
     """The two links of a cable."""
     link = Link(first, second, bandwidth, latency_s, lanes)
-    yield from (link, link.back)
+    return link, link.back
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -155,6 +151,7 @@ class Topology:
     memory_nbytes: int | None = None
     source: str = ""
     router: Callable[[int, int], tuple[int, ...]] | None = field(default=None, repr=False)
+    _trees: dict[int, dict[Node, int]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         checked("world_size", self.world_size, positive=True, whole=True, most=LARGEST_WORLD)
@@ -178,25 +175,23 @@ class Topology:
         for leaving in (True, False):
             reached: set[Node] = {0}
             waiting: list[Node] = [0]
-            neighbours: dict[Node, list[Node]] = {}
+            neighbours: dict[Node, list[Node]] = defaultdict(list)
             for link in self.links:
                 ends = (link.source, link.target) if leaving else (link.target, link.source)
-                neighbours.setdefault(ends[0], []).append(ends[1])
-            while waiting:
-                new = set(neighbours.get(waiting.pop(), ())) - reached
+                neighbours[ends[0]].append(ends[1])
+            for node in waiting:  # which grows
+                new = {*neighbours[node]} - reached
                 reached |= new
                 waiting += new
-            lost = next((rank for rank in range(self.world_size) if rank not in reached), None)
-            if lost is not None:
-                ends = (0, lost) if leaving else (lost, 0)
+            if lost := {*range(self.world_size)} - reached:
+                first, second = (0, min(lost)) if leaving else (min(lost), 0)
                 raise ArgumentError(
-                    f"the topology is not connected: no route from rank {ends[0]} to "
-                    f"rank {ends[1]}",
+                    f"the topology is not connected: no route from rank {first} to rank {second}",
                     argument="links",
                 )
 
     def cables(self) -> list[tuple[Link, bool]]:
-        """The links, and whether each is a cable: then the equal link of the other direction is left out."""
+        """The links, and whether each is a cable; the other link of a cable is left out."""
         kept: dict[Link, bool] = {}
         for link in self.links:
             kept |= {link.back: True} if link.back in kept else {link: False}
@@ -217,14 +212,10 @@ class Topology:
         return tuple(reversed(route))
 
     @cached_property
-    def _trees(self) -> dict[int, dict[Node, int]]:
-        return {}
-
-    @cached_property
     def _leaving(self) -> dict[Node, list[int]]:
-        leaving: dict[Node, list[int]] = {}
+        leaving: dict[Node, list[int]] = defaultdict(list)
         for index, link in enumerate(self.links):
-            leaving.setdefault(link.source, []).append(index)
+            leaving[link.source].append(index)
         return leaving
 
     def _tree(self, source: int) -> dict[Node, int]:
@@ -232,7 +223,7 @@ class Topology:
         before: dict[Node, int] = {}
         waiting: deque[Node] = deque([source])
         while waiting:
-            for index in self._leaving.get(waiting.popleft(), ()):
+            for index in self._leaving[waiting.popleft()]:
                 node = self.links[index].target
                 if node != source and node not in before:
                     before[node] = index
