@@ -1,26 +1,25 @@
-"""Numbers of pairs, of ranks or of hosts, and what several of them say together.
-
-What was measured between the ranks of a group, and the topology that explains it.
+"""What is measured between the ranks of a group, and the topology that explains it.
 
 The topology has the ranks, a switch for each host, the host's card, and the network between cards::
 
     0 -- host0 -- card0 -- net -- card1 -- host1 -- 2
 
-A link carries the most that has gone over it. Half of the least latency inside a host is on the way from and to its
-ranks; the rest of the latency between hosts is on the cards. Further links are there only where these do not explain a
-rate: between two ranks of a host, such as of two sockets; between two cards; and a switch ``leaf0`` between
-``net`` and the cards of hosts that share a cable. Routes are those with the fewest links.
+A link carries the most that has gone over it. Half of the least latency inside a host is on the way
+from and to its ranks; the rest of the latency between hosts is on the cards. Further links are
+there only where these do not explain a rate: between two ranks of a host, such as of two sockets;
+between two cards; and a switch ``leaf0`` between ``net`` and the cards of hosts that share a cable.
+Routes are those with the fewest links.
 
-Which ranks send at once while a group is measured: `trials` yields pairs, and is sent their numbers.
-
-All ranks have the same numbers, so all follow it in step; a test follows it over a topology that it knows.
+`trials` yields the pairs that send at once, and is sent their numbers. All ranks have the same
+numbers, so all follow it in step; a test follows it over a topology that it knows.
 
 1. Short messages of all pairs, in rounds of disjoint pairs.
-2. Long messages of pairs, each direction by itself. No host is in two pairs that cross hosts at once; with many
-   ranks, one pair stands for two hosts. Where other hosts have sent meanwhile, slow pairs are measured again.
+2. Long messages of pairs, each direction by itself. No host is in two pairs that cross hosts at
+   once; with many ranks, one pair stands for two hosts. Where other hosts have sent meanwhile, slow
+   pairs are measured again.
 3. All ranks of a host send at once, or receive: what its card carries.
-4. Half of the hosts send to the other half. Where some get less than their cards carry, the set is measured
-   without each of them: two hosts share a cable if either gets more without the other.
+4. Half of the hosts send to the other half. Where some get less than their cards carry, the set is
+   measured without each of them: two hosts share a cable if either gets more without the other.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ Pair = tuple[int, int]
 
 CLEARLY = 0.8  # of a rate: what is below is another rate
 _ABOUT = 0.9  # of a rate: what is above differs by noise
+_DIFFERS = 0.75  # of what a host's links carry: a slower pair of its ranks has its own link
+_GROWS = 1.2  # times the rate that a host has got where another one did not send
 
 
 class Sample(NamedTuple):
@@ -104,17 +105,13 @@ def slower(alone: Rates) -> list[Pair]:
     return sorted(slow, key=lambda ends: alone[ends])
 
 
-_DIFFERS = 0.75  # of what a host's links carry: a slower pair of its ranks has its own link
-_GROWS = 1.2  # times the rate that a host has got where another one did not send
-
-
 @dataclass(frozen=True)
 class Measurements:
-    """The host of every rank, and numbers of pairs of ranks, as `ringcoll.simulation.measured` finds them.
+    """The host of every rank, and numbers of pairs of ranks, as `trials` finds them.
 
-    ``latency_s`` has the seconds of a short message, and ``bandwidth`` the bytes per second of a pair that sends alone;
-    ``together`` has the bytes per second in sets of pairs that send at once. The costs of a rank are ``alpha_s``,
-    ``overhead_s`` and ``gamma_s_per_byte`` of `Topology`.
+    ``latency_s`` has the seconds of a short message, and ``bandwidth`` the bytes per second of a
+    pair that sends alone; ``together`` has the bytes per second in sets of pairs that send at once.
+    The costs of a rank are ``alpha_s``, ``overhead_s`` and ``gamma_s_per_byte`` of `Topology`.
     """
 
     hosts: tuple[int, ...]
@@ -126,10 +123,11 @@ class Measurements:
     def to_json(self) -> str:
         """Write the measurements; a pair is a list of sender, receiver, number and spread."""
         rates = self.latency_s, self.bandwidth, *self.together
-        rows = [[(*pair, *sample) for pair, sample in each.items()] for each in rates]
-        latency_s, bandwidth, *sets = rows
+        latency_s, bandwidth, *together = (
+            [(*pair, *sample) for pair, sample in each.items()] for each in rates
+        )
         value = {"hosts": self.hosts, "latency_s": latency_s, "bandwidth": bandwidth}
-        value |= {"together": sets, "rank_costs": self.rank_costs}
+        value |= {"together": together, "rank_costs": self.rank_costs}
         return json.dumps(value, allow_nan=False)
 
     @staticmethod
@@ -169,10 +167,10 @@ def topology_of(measurements: Measurements) -> Topology:
     >>> [f"{link.name}: {link.bandwidth:g}" for link in pair.links]
     ['0 -> host0: 2e+09', 'host0 -> 0: 1e+09', '1 -> host0: 1e+09', 'host0 -> 1: 2e+09']
     """
-    alpha_s, overhead_s, gamma_s_per_byte = measurements.rank_costs
+    alpha_s, overhead_s, gamma_s = measurements.rank_costs
     return Topology(
         world_size=len(measurements.hosts), links=tuple(links_of(measurements)), name="measured",
-        source="measured", alpha_s=alpha_s, overhead_s=overhead_s, gamma_s_per_byte=gamma_s_per_byte,
+        source="measured", alpha_s=alpha_s, overhead_s=overhead_s, gamma_s_per_byte=gamma_s,
     )  # fmt: skip
 
 
@@ -190,9 +188,9 @@ def _links(measurements: Measurements) -> Iterator[tuple[Node, Node, Sample, flo
     near_s = [min([s for at, s in inside if at == host], default=0.0) / 2
               for host in range(max(hosts) + 1)]  # fmt: skip
     ports = [
-        [capacity(s for pair, s in rates.items() if pair[end] == rank) for rank in range(len(hosts))]
+        [capacity(s for pair, s in rates.items() if pair[end] == r) for r in range(len(hosts))]
         for end in (0, 1)
-    ]  # fmt: skip
+    ]
     for rank, host in enumerate(hosts) if rates else ():
         yield rank, f"host{host}", ports[0][rank], near_s[host]
         yield f"host{host}", rank, ports[1][rank], near_s[host]
@@ -229,7 +227,7 @@ def _links(measurements: Measurements) -> Iterator[tuple[Node, Node, Sample, flo
     for number, (_, (out, into)) in enumerate(leaves):
         yield f"leaf{number}", "net", out, 0.0
         yield "net", f"leaf{number}", into, 0.0
-    # They come last, and are one link shorter than the way by the net: so no other route leads over them.
+    # Last, and one link shorter than the way by the net: so no other route leads over them.
     for a, b in slower(alone):
         hops = 0 if above.get(a) == above.get(b) else (a in above) + (b in above)
         nodes = [f"card{a}", *(f"way{a}_{b}_{hop}" for hop in range(hops)), f"card{b}"]
@@ -275,7 +273,10 @@ _HALVES = 12  # ways to halve the hosts
 
 
 class Trial(NamedTuple):
-    """Disjoint pairs of ranks that send at once, for how long, and bytes of their messages; 0 if these may grow."""
+    """Disjoint pairs of ranks that send at once, for how long, and bytes of their messages.
+
+    The messages may grow if ``nbytes`` is 0.
+    """
 
     pairs: tuple[Pair, ...]
     seconds: float
@@ -289,7 +290,8 @@ class Trial(NamedTuple):
     def is_enough(self, arrivals: Sequence[tuple[float, int]]) -> bool:
         """Whether a receiver has measured enough after arrivals: a time, and all bytes so far.
 
-        Where several send at once, all measure for as long: who went on after the others would get what they had.
+        Where several send at once, all measure for as long: a pair that went on after the others
+        would get what they had.
         """
         seconds = arrivals[-1][0] - arrivals[0][0]
         if self.nbytes and not self.is_short:
@@ -298,7 +300,7 @@ class Trial(NamedTuple):
         return seconds >= self.seconds and (enough or seconds >= _MOST_S)
 
     def sample(self, arrivals: Sequence[tuple[float, int]]) -> Sample:
-        """Seconds of a message of those that come one by one, or bytes per second after the beginning."""
+        """Seconds of a message that is answered, or bytes per second after the beginning."""
         nbytes = arrivals[-1][1]
         left_out = 1 if self.is_short else min(nbytes // 2, max(_BURST, nbytes // 4))
         kept = [arrival for arrival in arrivals if arrival[1] >= left_out]
@@ -350,7 +352,7 @@ def trials(hosts: Sequence[int], budget_s: float) -> Generator[Trial, Any, Measu
     seconds = min(_TOGETHER_S, max(_LEAST_S, share_s / (3 * len(members) + 2 * _HALVES)))
 
     def at_once(pairs: Iterable[Pair]) -> Trial:
-        """Pairs with messages of one length: an answer waits behind messages of others, and each as long."""
+        """Pairs with messages of one length, so that an answer waits as long behind each."""
         sent = tuple(pairs)
         rates = [alone.get((hosts[a], hosts[b]), Sample(0.0)).value for a, b in sent]
         slowest_s = _LEAST_NBYTES / max(min(rates), 1.0)  # all go on until the slowest has enough
@@ -390,6 +392,13 @@ def _turns(members: list[list[int]], longest: int, most: int) -> list[list[Pair]
         rounds = [[pair] for pairs in rounds for pair in pairs]
     inside = [[(own[a], own[b]) for own in members for a, b in pairs if max(a, b) < len(own)]
               for pairs in rounds]  # fmt: skip
-    outside = ([(members[a][by % len(members[a])], members[b][(by + by // longest) % len(members[b])])
-                for a, b in pairs] for by in range(longest**2) for pairs in across)  # fmt: skip
+
+    def member(host: int, number: int) -> int:
+        return members[host][number % len(members[host])]
+
+    outside = (
+        [(member(a, by), member(b, by + by // longest)) for a, b in pairs]
+        for by in range(longest**2)
+        for pairs in across
+    )
     return [*filter(None, [*inside, *islice(outside, max(len(across), most - len(inside)))])]

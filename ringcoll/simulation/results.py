@@ -211,7 +211,7 @@ class RunSettings:
             numbers += (link.fastest, link.latency_s)
         self.is_exact = not any(isinstance(value, float) for value in numbers)
         self.number: Callable[[Any], Any] = Fraction if self.is_exact else float
-        self.alpha, self.overhead, self.gamma = map(self.number, costs)
+        self.alpha, self.overhead, self.gamma = (self.number(cost) for cost in costs)
         # Bytes of a segment of a chunk.
         self.unit = self.number(Fraction(nbytes, chunks_of_data(schedule) * segments))
         ranks = range(schedule.world_size)

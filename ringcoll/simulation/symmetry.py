@@ -16,8 +16,8 @@ peers are at the same distances. ::
     Swing      if rank % 2: ...                  turned by an even number: two programs
     doubling   rank ^ 1                          no answer: the program is not turned
 
-A program has to compute with its rank for that; one that asks for the rank's *type* could escape. So
-the programs of the first and of the last rank are compared with what was found, as well.
+A program has to compute with its rank for that; one that asks for the rank's *type* could escape.
+So the programs of the first and of the last rank are compared with what was found, as well.
 
 Networks. Let rank r + p send to peer + p whatever rank r sends to peer. If the links on the way are
 alike as well, and so are late and slow ranks, then rank r + p has the times of rank r: the events
@@ -227,8 +227,8 @@ class Folding:
     """Ranks and links that stand for others: rank r does what rank ``r % period`` does.
 
     ``standing_in`` has the link that stands for each link, itself if it is alone. ``crossings`` has
-    the messages that cross each link where one message of ranks 0 to ``period - 1`` crosses the link
-    that stands for it.
+    the messages that cross each link where one message of ranks 0 to ``period - 1`` crosses the
+    link that stands for it.
     """
 
     period: int
