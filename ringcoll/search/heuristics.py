@@ -1,40 +1,31 @@
-"""Greedy matching of chunks and links, step by step: for graphs that are too large for a proof.
+"""Searches without proofs, for graphs that are too large for them: a greedy one, and trees.
 
-The problem. An all-gather, or a broadcast, on many ranks. The time-expanded network has each rank once
-for each step; a link joins its source in a step to its target in the next one. In every step each
-link takes chunks that its source has and its target lacks, as many as the link carries, until no
-link can take any more. Which chunk a link takes, and which link is first, is drawn by a seed.
+The greedy search. An all-gather, or a broadcast, on many ranks. The time-expanded network has each
+rank once for each step; a link joins its source in a step to its target in the next one. In every
+step each link takes chunks that its source has and its target lacks, as many as the link carries,
+until no link can take any more. Which chunk a link takes, and which link is first, is drawn by a
+seed. A step is as long as a chunk needs on one of the links, so faster links take several chunks in
+a step, and slower ones none. The search tries the speed of every link as this measure, and several
+seeds; the caller takes the schedule that is simulated fastest. The work grows with links times
+chunks, which is the square of the ranks if the ranks have few links. Source: W. Won et al.,
+"TACOS", arXiv 2304.05301. There a slow link may be under way while fast links go on; here the steps
+of a schedule are global, so a message ends in the step in which it begins.
 
-A step is as long as a chunk needs on one of the links, so faster links take several chunks in a step,
-and slower ones none. The search tries the speed of every link as this measure, and several seeds; the
-caller takes the schedule that is simulated fastest.
-
-The work grows with links times chunks, which is the square of the ranks if the ranks have few links.
-
-Source: W. Won et al., "TACOS", arXiv 2304.05301. There a slow link may be under way while fast links go
-on; here the steps of a schedule are global, so a message ends in the step in which it begins.
-
-Trees that share out the links, for large data in many segments.
-
-The problem. Every chunk goes to all ranks along a tree of hops from its root, is reduced up such a tree, or
-both. In many segments a schedule takes as long as its fullest link, so the trees of all chunks together have to
-fill links evenly. Trees of an all-reduce use their hops in both directions at the same time, one segment going
-up while another one comes down; so it needs no second phase, and n bytes pass the way to a rank that is the
-leaf of every tree.
-
-The method. One tree after the other grows from the root, hop by hop, each time by the cheapest hop. A hop costs
-what it adds to the loads of its limits, each to a high power: then the sum is nearly the fullest one's. Some
-rounds follow in which each tree is taken out, and grown again beside the others; the best set is kept. This is
-the approximation of fractional packings of spanning trees by N. Garg and J. Koenemann, FOCS 1998, with whole
-chunks. Where hops go both ways at the same speed, the bound on the packing is that of W. T. Tutte and C.
-Nash-Williams, 1961: the links between the parts of any partition carry (parts - 1) times the data.
-
-Assumptions: none on the network; hops may share links, and have any speeds. For an all-reduce each hop of a
-tree has one back.
-
-Cost. A tree needs ``ranks * hops`` looks, or ``ranks ** 2`` where each rank reaches each other one by one hop.
-
-Source of the use of trees: L. Zhao et al., "ForestColl", arXiv 2402.06787.
+Trees that share out the links, for large data in many segments. Every chunk goes to all ranks along
+a tree of hops from its root, is reduced up such a tree, or both. In many segments a schedule takes
+as long as its fullest link, so the trees of all chunks together have to fill links evenly. Trees of
+an all-reduce use their hops in both directions at the same time, one segment going up while another
+one comes down; so it needs no second phase, and n bytes pass the way to a rank that is the leaf of
+every tree. One tree after the other grows from the root, hop by hop, each time by the cheapest hop.
+A hop costs what it adds to the loads of its limits, each to a high power: then the sum is nearly
+the fullest one's. Some rounds follow in which each tree is taken out, and grown again beside the
+others; the best set is kept. This is the approximation of fractional packings of spanning trees by
+N. Garg and J. Koenemann, FOCS 1998, with whole chunks. Where hops go both ways at the same speed,
+the bound on the packing is that of W. T. Tutte and C. Nash-Williams, 1961: the links between the
+parts of any partition carry (parts - 1) times the data. Hops may share links, and have any speeds;
+for an all-reduce each hop of a tree has one back. A tree needs ``ranks * hops`` looks, or
+``ranks ** 2`` where each rank reaches each other one by one hop. Source of the use of trees:
+L. Zhao et al., "ForestColl", arXiv 2402.06787.
 """
 
 from __future__ import annotations
@@ -49,12 +40,17 @@ from ringcoll.errors import ArgumentError
 from ringcoll.search.build import ChunkMove, Demand, Moves
 from ringcoll.search.hops import HopGraph
 
+# Of powers from 6 to 16 and 6 to 100 rounds, with and without noise, these reach the bounds on the
+# DGX-1 and on tori.
+_POWER = 8
+_ROUNDS = 10  # in which trees grow again, every second time with noise in the prices
+_NOISE = 0.3
+
 
 def speeds_of_steps(graph: HopGraph) -> list[HopGraph]:
     """The graph for each length of a step that keeps all ranks connected."""
     speeds = sorted({limit.speed for limit in graph.limits})
-    graphs = [graph.without_slow(speed) for speed in speeds]
-    return [each for each in graphs if each is not None]
+    return [faster for speed in speeds if (faster := graph.without_slow(speed)) is not None]
 
 
 def greedy_moves(graph: HopGraph, demand: Demand, *, seed: int = 0) -> Moves:
@@ -84,10 +80,7 @@ def greedy_moves(graph: HopGraph, demand: Demand, *, seed: int = 0) -> Moves:
     held = [0] * demand.world_size  # the chunks of a rank, as bits
     for chunk, owner in enumerate(demand.owners):
         held[owner] |= 1 << chunk
-    limits_of: list[list[int]] = [[] for _ in graph.hops]
-    for index, limit in enumerate(graph.limits):
-        for hop in limit.hops:
-            limits_of[hop].append(index)
+    limits_of = graph.limits_of_hops
     steps: list[list[ChunkMove]] = []
     everything = (1 << len(demand.owners)) - 1
     while any(chunks != everything for chunks in held):
@@ -130,21 +123,11 @@ def _drawn(bits: int, random: Random) -> int:
     return place + (above & -above).bit_length() - 1
 
 
-# Of powers from 6 to 16 and 6 to 100 rounds, with and without noise, these reach the bounds on the DGX-1 and on tori.
-_POWER = 8
-_ROUNDS = 10  # in which trees grow again, every second time with noise in the prices
-_NOISE = 0.3
-
-
 class _Packing:
-    """What trees put on each limit, in rounds; ``limits`` are those of each hop, with those of the hop back."""
+    """What trees put on each limit, in rounds; ``limits`` are those of each hop, or both ways."""
 
     def __init__(self, graph: HopGraph, both_ways: bool) -> None:
-        self.graph = graph
-        self.limits: list[list[int]] = [[] for _ in graph.hops]
-        for index, limit in enumerate(graph.limits):
-            for hop in limit.hops:
-                self.limits[hop].append(index)
+        self.graph, self.limits = graph, graph.limits_of_hops
         if both_ways:
             own = dict(zip(graph.hops, self.limits, strict=True))
             self.limits = [own[a, b] + own[b, a] for a, b in graph.hops]
@@ -173,9 +156,8 @@ class _Packing:
         ]
         graph, tree = self.graph, []
         depths = {root: 0}
-        best: dict[
-            int, tuple[float, int, int]
-        ] = {}  # price, depth and hop of ranks not in the tree
+        # Price, depth and hop of ranks that are not in the tree.
+        best: dict[int, tuple[float, int, int]] = {}
         newest = root
         while len(depths) < graph.world_size:
             for hop in self.leaving[newest]:
@@ -195,18 +177,9 @@ def tree_moves(
 ) -> tuple[Fraction, Demand, Moves]:
     """Find a tree for each chunk, so that all together need few rounds.
 
-    Parameters
-    ----------
-    graph, demand
-        The hops, and the chunks that every rank wants.
-    both_ways
-        Whether chunks go up their trees as well, as in an all-reduce. Then the root of a tree is its middle,
-        whoever owns the chunk in ``demand``.
-
-    Returns
-    -------
-    rounds, demand, moves
-        Rounds of the fullest limit; the demand with the roots as owners; the moves away from the roots.
+    The result has the rounds of the fullest limit, the demand with the roots as owners, and the
+    moves away from the roots. With ``both_ways`` chunks go up their trees as well, as in an
+    all-reduce; then the root of a tree is its middle, whatever rank owns the chunk in ``demand``.
     """
     packing = _Packing(graph, both_ways)
     trees: list[list[int]] = [[] for _ in demand.owners]
@@ -251,12 +224,10 @@ def _from_root(
 
 
 def _middle(tree: Sequence[tuple[int, int]]) -> int:
-    """The rank from which the farthest one is the least hops away: half way along the longest path."""
-    first = tree[0][0]
-    *_, (_, _, end) = _from_root(first, tree, True)
+    """The rank from which the farthest one is nearest: half way along the longest path."""
+    *_, (_, _, end) = _from_root(tree[0][0], tree, True)
     before = {target: source for _, source, target in _from_root(end, tree, True)}
-    *_, (_, _, other) = _from_root(end, tree, True)
-    path = [other]
+    path = [list(before)[-1]]
     while path[-1] != end:
         path.append(before[path[-1]])
     return path[len(path) // 2]
