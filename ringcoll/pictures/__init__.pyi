@@ -1,11 +1,11 @@
 from .curve_pictures import crossings as crossings
 from .curve_pictures import curves_picture as curves_picture
+from .layouts import MOST_RANKS as MOST_RANKS
 from .layouts import layout_of as layout_of
 from .layouts import network_picture as network_picture
 from .notebook import shown_in_notebook as shown_in_notebook
 from .player import Page as Page
 from .player import player_page as player_page
-from .step_pictures import MOST_RANKS as MOST_RANKS
 from .step_pictures import Film as Film
 from .step_pictures import film as film
 from .step_pictures import grid_picture as grid_picture

@@ -1,8 +1,7 @@
-"""What a picture of a schedule shows: the messages of each step, and what the ranks hold between steps.
+"""Pictures of a schedule's steps: side by side, one of them, one after the other, and the grid.
 
-The steps of a schedule: side by side, one of them, or one after the other.
-
-The step-by-rank grid as a picture, for a slide: what every rank does in every step.
+A film is what they show: the messages of each step, and what the ranks hold between steps. The grid
+has what every rank does in every step, for a slide.
 """
 
 from __future__ import annotations
@@ -15,8 +14,18 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, VerificationError
-from ringcoll.pictures.layouts import Point, layout_of
-from ringcoll.pictures.svg import COLOURS, FONT, Picture, document, element, moved, text, width_of
+from ringcoll.pictures.layouts import MOST_RANKS, Point, layout_of
+from ringcoll.pictures.svg import (
+    COLOURS,
+    FONT,
+    Picture,
+    document,
+    element,
+    moved,
+    rect,
+    text,
+    width_of,
+)
 from ringcoll.schedule import (
     Held,
     Recv,
@@ -34,10 +43,29 @@ from ringcoll.schedule import (
     verify,
 )
 
-MOST_RANKS = 64
-"""Ranks that a picture can show."""
 MOST_STEPS = 512
 """Steps that a picture can show."""
+
+_CELL = 30.0  # a chunk that a rank holds, with its number
+_MOST_CELLS = 8  # chunks of a rank that are drawn with their numbers; more are drawn as a share
+_APART = 76.0  # between the cards of ranks, so that arrows and what stands on them have room
+_FEW_RANKS = 16  # of more ranks, the cards come nearer
+_MOST_LABELS = 32  # messages of a step whose chunks stand on their arrows
+_GAP = 34.0  # between pictures of steps, and around them
+_LINE = 1.5 * FONT
+_SECONDS = 1.6  # that a step takes in a moving picture
+_STEPS_IN_ROW = 3
+_LETTER = 0.62 * FONT  # width of a character in a monospaced font
+_EDGE = 30.0  # around the grid
+_GRID_KINDS = {">": "sending", "<": "taking", "+": "adding", "S": "adding", "=": "taking"}
+_GRID_STYLE = """
+.cells text { font-family: "DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, monospace; \
+white-space: pre }
+.sending { fill: #0072b2 } .taking { fill: #00795a } .adding { fill: #b84500 }
+.band { fill: #8b949e; opacity: 0.12 }
+@media (prefers-color-scheme: dark) { .sending { fill: #56b4e9 } .taking { fill: #2bc495 } \
+.adding { fill: #ff8c42 } }
+"""
 
 
 class DrawnMessage(NamedTuple):
@@ -103,9 +131,9 @@ def film(schedule: Schedule) -> Film:
         failure = error
     count = len(held) - 1 if failure is None else (failure.step or 0) + 1
     programs = [_steps(schedule, rank, count) for rank in range(schedule.world_size)]
-    all_steps = list(zip_longest(*programs, fillvalue=Step()))
-    messages = tuple(map(_messages, all_steps))
-    return Film(schedule, messages, tuple(map(_local, all_steps)), tuple(held), failure)
+    steps = list(zip_longest(*programs, fillvalue=Step()))
+    messages, local = tuple(map(_messages, steps)), tuple(map(_local, steps))
+    return Film(schedule, messages, local, tuple(held), failure)
 
 
 def _local(steps: Iterable[Step]) -> tuple[tuple[int, int], ...]:
@@ -125,7 +153,7 @@ def too_many(what: str, most: int, got: object) -> ArgumentError:
 
 
 def _steps(schedule: Schedule, rank: int, most: int) -> list[Step]:
-    """The first steps of a rank, as they are written: reductions of a wrong schedule have no facts."""
+    """The first steps of a rank, as written: reductions of a wrong schedule have no facts."""
     steps: list[Step] = []
     try:
         for step in Written.steps(schedule, rank):
@@ -137,18 +165,17 @@ def _steps(schedule: Schedule, rank: int, most: int) -> list[Step]:
     return steps
 
 
-def _messages(steps: Iterable[Step]) -> tuple[DrawnMessage, ...]:
-    """Pair the sends of a step with what their targets do with them; what names no rank is left out."""
-    all_steps = list(steps)
-    ranks = range(len(all_steps))
+def _messages(steps: Sequence[Step]) -> tuple[DrawnMessage, ...]:
+    """Pair the sends of a step with what their targets do; what names no rank is left out."""
+    ranks = range(len(steps))
     reduced: dict[tuple[int, int], list[bool]] = {}
-    for rank, step in enumerate(all_steps):
+    for rank, step in enumerate(steps):
         for operation in step:
             if isinstance(operation, Recv | RecvReduce) and operation.peer in ranks:
                 is_reduced = isinstance(operation, RecvReduce)
                 reduced.setdefault((operation.peer, rank), []).append(is_reduced)
     messages = []
-    for rank, step in enumerate(all_steps):
+    for rank, step in enumerate(steps):
         for operation in step:
             if isinstance(operation, Send) and operation.peer in ranks:
                 queue = reduced.get((rank, operation.peer)) or [False]
@@ -156,17 +183,6 @@ def _messages(steps: Iterable[Step]) -> tuple[DrawnMessage, ...]:
                 chunks = tuple(ref.chunk for ref in refs if isinstance(ref, Ref))
                 messages.append(DrawnMessage(rank, operation.peer, chunks, queue.pop(0)))
     return tuple(messages)
-
-
-_CELL = 30.0  # a chunk that a rank holds, with its number
-_MOST_CELLS = 8  # chunks of a rank that are drawn with their numbers; more are drawn as a share
-_APART = 76.0  # between the cards of ranks, so that arrows and what stands on them have room
-_FEW_RANKS = 16  # of more ranks, the cards come nearer
-_MOST_LABELS = 32  # messages of a step whose chunks stand on their arrows
-_GAP = 34.0  # between pictures of steps, and around them
-_LINE = 1.5 * FONT
-_SECONDS = 1.6  # that a step takes in a moving picture
-_STEPS_IN_ROW = 3
 
 
 class Scenery:
@@ -195,9 +211,8 @@ class Scenery:
             for x, y in zip(xs, ys, strict=True)
         ]
         rules = contract(schedule.collective)
-        self.complete = (
-            schedule.world_size if rules.reduces else 1
-        )  # ranks that contribute to a result
+        # Ranks that contribute to a result.
+        self.complete = schedule.world_size if rules.reduces else 1
 
     def caption(self, number: int) -> str:
         """The step in words."""
@@ -219,17 +234,15 @@ class Scenery:
         for rank, (x, y) in enumerate(self.places):
             left, top = x - wide / 2, y - high / 2
             drawn += [
-                element("rect", x=left, y=top, width=wide, height=high, rx=8, class_="rank"),
+                rect(left, top, wide, high, rx=8, class_="rank"),
                 text(x, top + _LINE / 2 + 2, str(rank), "title"),
                 *self._holds(x - self.bar / 2, top + _LINE, held[rank]),
             ]
         failure = self.film.failure
         if failure is not None and failure.rank is not None and number == len(self.film.messages):
             x, y = self.places[failure.rank]
-            drawn.append(
-                element("rect", x=x - wide / 2 - 5, y=y - high / 2 - 5, width=wide + 10, height=high + 10,
-                        rx=12, class_="bad")
-            )  # fmt: skip
+            corner = x - wide / 2 - 5, y - high / 2 - 5
+            drawn.append(rect(*corner, wide + 10, high + 10, rx=12, class_="bad"))
         return drawn
 
     def _holds(self, left: float, y: float, held: dict[int, frozenset[int]]) -> list[str]:
@@ -239,40 +252,29 @@ class Scenery:
             done = sum(len(ranks) for ranks in held.values())
             share = done / (self.complete * num_chunks)
             return [
-                element("rect", x=left, y=y, width=self.bar, height=_CELL / 2, class_="cell"),
-                element(
-                    "rect",
-                    x=left,
-                    y=y,
-                    width=self.bar * min(1.0, share),
-                    height=_CELL / 2,
-                    fill=COLOURS[0],
-                ),
+                rect(left, y, self.bar, _CELL / 2, class_="cell"),
+                rect(left, y, self.bar * min(1.0, share), _CELL / 2, fill=COLOURS[0]),
             ]
         drawn = []
         for chunk in range(num_chunks):
             at = left + chunk * _CELL
             share = len(held.get(chunk, ())) / self.complete
             full = _CELL * share
-            drawn.append(element("rect", x=at, y=y, width=_CELL, height=_CELL, class_="cell"))
+            drawn.append(rect(at, y, _CELL, _CELL, class_="cell"))
             if share:
-                drawn.append(
-                    element("rect", x=at, y=y + _CELL - full, width=_CELL, height=full,
-                            fill=COLOURS[chunk % len(COLOURS)])
-                )  # fmt: skip
+                colour = COLOURS[chunk % len(COLOURS)]
+                filled = rect(at, y + _CELL - full, _CELL, full, fill=colour)
                 who = ", ".join(map(str, sorted(held[chunk])))
-                drawn[-1] = element(
-                    "g", [drawn[-1], element("title", f"chunk {chunk}: ranks {who}")]
-                )
-                drawn.append(
-                    text(at + _CELL / 2, y + _CELL / 2 + 1, str(chunk), "small cellnumber")
-                )
+                title = element("title", f"chunk {chunk}: ranks {who}")
+                middle = at + _CELL / 2, y + _CELL / 2 + 1
+                drawn.append(element("g", [filled, title]))
+                drawn.append(text(*middle, str(chunk), "small cellnumber"))
             if share == 1:
-                drawn.append(element("rect", x=at, y=y, width=_CELL, height=_CELL, class_="done"))
+                drawn.append(rect(at, y, _CELL, _CELL, class_="done"))
         return drawn
 
     def way(self, message: DrawnMessage) -> tuple[Point, Point, Point]:
-        """Begin, middle and end of an arrow: bent to the right, so that those of both ways lie apart."""
+        """Begin, middle and end of an arrow: bent to the right, so that both ways lie apart."""
         (x, y), (to_x, to_y) = self.places[message.source], self.places[message.target]
         length = math.hypot(to_x - x, to_y - y) or 1.0
         along, across = ((to_x - x) / length, (to_y - y) / length), 0.1 * length
@@ -295,28 +297,20 @@ class Scenery:
         drawn, labels = [], []
         messages = self.film.messages[number]
         for message in messages:
-            (x, y), (at_x, at_y), (to_x, to_y) = self.way(message)
+            way, chunks = self.way(message), as_runs(message.chunks)
             kind = "add" if message.is_reduced else "move"
-            said = (
-                f"rank {message.source} to rank {message.target}: chunks {as_runs(message.chunks)}"
+            title = element(
+                "title", f"rank {message.source} to rank {message.target}: chunks {chunks}"
             )
-            drawn.append(
-                element(
-                    "path",
-                    element("title", said),
-                    d=_bend(((x, y), (at_x, at_y), (to_x, to_y))),
-                    class_=kind,
-                    marker_end=f"url(#{kind})",
-                )
-            )
+            look = {"class_": kind, "marker_end": f"url(#{kind})"}
+            drawn.append(element("path", title, d=_bend(way), **look))
             if len(messages) <= _MOST_LABELS:
-                words = ("+" if message.is_reduced else "") + as_runs(message.chunks)
-                middle = (x + 2 * at_x + to_x) / 4, (y + 2 * at_y + to_y) / 4
-                labels.append(text(*middle, words, "label"))
+                x, y = ((a + 2 * b + c) / 4 for a, b, c in zip(*way, strict=True))
+                labels.append(text(x, y, f"{'+' * message.is_reduced}{chunks}", "label"))
         return drawn + labels
 
     def scene(self, number: int, *, moving: bool = False) -> list[str]:
-        """A step: what the ranks hold before it, and its messages; behind the last step, the end."""
+        """A step: what the ranks hold before it, and its messages; or, behind the last, the end."""
         drawn = [text(self.width / 2, FONT / 2, self.caption(number), "title")]
         inner = self.ranks(number)
         if number < len(self.film.messages):
@@ -328,10 +322,8 @@ class Scenery:
         drawn = []
         for message in self.film.messages[number]:
             colour = COLOURS[message.chunks[0] % len(COLOURS)] if message.chunks else COLOURS[-1]
-            drawn.append(
-                element("rect", x=-9, y=-9, width=18, height=18, rx=4, fill=colour, class_="parcel",
-                        style=f"offset-path: path('{_bend(self.way(message))}')")
-            )  # fmt: skip
+            path = f"offset-path: path('{_bend(self.way(message))}')"
+            drawn.append(rect(-9, -9, 18, 18, rx=4, fill=colour, class_="parcel", style=path))
         return drawn
 
 
@@ -363,7 +355,8 @@ def _below(scenery: Scenery) -> tuple[list[str], float]:
     return drawn, at
 
 
-def _film(schedule: Schedule | Film) -> Film:
+def as_film(schedule: Schedule | Film) -> Film:
+    """The film of a schedule."""
     return schedule if isinstance(schedule, Film) else film(schedule)
 
 
@@ -375,8 +368,8 @@ def steps_picture(
     Parameters
     ----------
     schedule
-        At most `MOST_RANKS` ranks; or its `film`. A wrong schedule is drawn as far as it goes, with the bad place marked and
-        the words of the proof.
+        At most `MOST_RANKS` ranks; or its `film`. A wrong schedule is drawn as far as it goes, with
+        the bad place marked and the words of the proof.
     hosts
         Number of the host of each rank.
     step
@@ -399,27 +392,21 @@ def steps_picture(
     >>> picture[:4], picture.count("step ")
     ('<svg', 6)
     """
-    scenery = Scenery(_film(schedule), hosts)
+    scenery = Scenery(as_film(schedule), hosts)
     count = len(scenery.film.messages)
     if step is not None and not 0 <= step <= count:
         raise ArgumentError("no such step", argument="step", expected=f"0 to {count}", got=step)
     numbers = range(count + 1) if step is None else [step]
     in_row = min(len(numbers), max(_STEPS_IN_ROW, round(math.sqrt(len(numbers)))))
-    wide, high = (
-        max(scenery.width, width_of(scenery.caption(0))) + _GAP,
-        scenery.height + _LINE + _GAP,
-    )
+    wide = max(scenery.width, width_of(scenery.caption(0))) + _GAP
+    high = scenery.height + _LINE + _GAP
     drawn = []
     for index, number in enumerate(numbers):
         row, column = divmod(index, in_row)
         x = _GAP + column * wide + (wide - _GAP - scenery.width) / 2
         drawn.append(moved(x, _GAP + _LINE + row * high, scenery.scene(number)))
-    return _page(
-        scenery,
-        in_row * wide + _GAP,
-        _GAP + _LINE + (len(numbers) + in_row - 1) // in_row * high,
-        drawn,
-    )
+    rows = -(-len(numbers) // in_row)
+    return _page(scenery, in_row * wide + _GAP, _GAP + _LINE + rows * high, drawn)
 
 
 def _page(
@@ -441,22 +428,20 @@ def moving_picture(schedule: Schedule | Film, *, hosts: Sequence[int] | None = N
 
     Where pictures do not move, or should not (``prefers-reduced-motion``), the end is shown.
     """
-    scenery = Scenery(_film(schedule), hosts)
+    scenery = Scenery(as_film(schedule), hosts)
     scenes = len(scenery.film.messages) + 1
     total = scenes * _SECONDS
     width = max(scenery.width, width_of(scenery.caption(0))) + 2 * _GAP
     x = (width - scenery.width) / 2
-    drawn = [
-        moved(
-            x,
-            _GAP + _LINE,
-            [element("g", scenery.scene(number, moving=True), class_="scene", id=f"scene{number}")],
-        )
-        for number in range(scenes)
-    ]
+    drawn = []
+    for number in range(scenes):
+        scene = scenery.scene(number, moving=True)
+        group = element("g", scene, class_="scene", id=f"scene{number}")
+        drawn.append(moved(x, _GAP + _LINE, [group]))
     share = 100 / scenes
     style = (
-        f"@keyframes shown {{ 0%, {share:.3f}% {{ opacity: 1 }} {share + 0.001:.3f}%, 100% {{ opacity: 0 }} }}\n"
+        f"@keyframes shown {{ 0%, {share:.3f}% {{ opacity: 1 }} "
+        f"{share + 0.001:.3f}%, 100% {{ opacity: 0 }} }}\n"
         f"@keyframes travel {{ 0%, {0.15 * share:.3f}% {{ offset-distance: 0% }} "
         f"{0.85 * share:.3f}%, 100% {{ offset-distance: 100% }} }}\n"
         f".scene {{ opacity: 0; animation: shown {total:.1f}s linear infinite }}\n"
@@ -470,25 +455,14 @@ def moving_picture(schedule: Schedule | Film, *, hosts: Sequence[int] | None = N
     return _page(scenery, width, _GAP + 2 * _LINE + scenery.height + _GAP / 2, drawn, style)
 
 
-_LETTER = 0.62 * FONT  # of a character in a monospaced font
-
-_EDGE = 30.0
-_KINDS = {">": "sending", "<": "taking", "+": "adding", "S": "adding", "=": "taking"}
-_GRID_STYLE = """
-.cells text { font-family: "DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, monospace; white-space: pre }
-.sending { fill: #0072b2 } .taking { fill: #00795a } .adding { fill: #b84500 }
-.band { fill: #8b949e; opacity: 0.12 }
-@media (prefers-color-scheme: dark) { .sending { fill: #56b4e9 } .taking { fill: #2bc495 } .adding { fill: #ff8c42 } }
-"""
-
-
 def grid_picture(schedule: Schedule) -> Picture:
-    """Draw the grid of `ringcoll.schedule.grid`, sends, receptions and additions in colours of their own.
+    """Draw the grid of `ringcoll.schedule.grid`; sends, receptions and additions have own colours.
 
     Parameters
     ----------
     schedule
-        At most `MOST_RANKS` ranks. If it is wrong, the bad place is marked, and the words of the proof stand below.
+        At most `MOST_RANKS` ranks. If it is wrong, the bad place is marked, and the words of the
+        proof stand below.
 
     Returns
     -------
@@ -523,21 +497,17 @@ def grid_picture(schedule: Schedule) -> Picture:
     for number, line in enumerate(lines):
         y = _EDGE + 2.2 * FONT + number * _LINE
         if number % 2:
-            drawn.append(element("rect", x=_EDGE / 2, y=y - _LINE / 2, width=width + _EDGE, height=_LINE, class_="band"))  # fmt: skip
+            drawn.append(rect(_EDGE / 2, y - _LINE / 2, width + _EDGE, _LINE, class_="band"))
         for match in re.finditer(r"\S+", line):
             token = match.group()
-            kind = "badtext" if "**" in token else _KINDS.get(token[0], "") if number else "title"
+            kind = (
+                "badtext" if "**" in token else _GRID_KINDS.get(token[0], "") if number else "title"
+            )
             drawn.append(text(_EDGE + match.start() * _LETTER, y, token, kind, "start"))
-    about = f"{schedule.algorithm} {schedule.collective} on {schedule.world_size} ranks"
+    about = _about(schedule)
     height = 2 * _EDGE + (len(lines) + 1) * _LINE
     if words:
         drawn.append(text(_EDGE, height, words, "badtext", "start"))
         height += _LINE
-    title = text(_EDGE, _EDGE, about, "title", "start")
-    return document(
-        width + 2 * _EDGE,
-        height + _EDGE / 2,
-        [title, element("g", drawn, class_="cells")],
-        about,
-        _GRID_STYLE,
-    )
+    inner = [text(_EDGE, _EDGE, about, "title", "start"), element("g", drawn, class_="cells")]
+    return document(width + 2 * _EDGE, height + _EDGE / 2, inner, about, _GRID_STYLE)

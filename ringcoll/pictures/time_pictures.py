@@ -1,6 +1,7 @@
-"""The last operation of a trace, as ``ringcoll trace`` and simulated runs write it, read for pictures.
+"""Space and time: what each rank of a run does when, and the messages between the ranks.
 
-Space and time: what each rank of a run does when, and the messages between the ranks.
+Runs are simulated, or read from what ``ringcoll trace`` writes, of which the last operation, or the
+last step of a trainer, is drawn.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures.step_pictures import MOST_RANKS, too_many
-from ringcoll.pictures.svg import FONT, Picture, document, element, moved, text, width_of
+from ringcoll.pictures.layouts import MOST_RANKS
+from ringcoll.pictures.step_pictures import too_many
+from ringcoll.pictures.svg import FONT, Picture, document, element, moved, rect, text, width_of
 from ringcoll.simulation import SimulatedRun
 
 _BARS = {"send": "sends", "wait": "waits", "reduce": "adds"}  # what pictures call these events
@@ -77,12 +79,9 @@ def last_run(trace: Event, name: str | None = None) -> TracedRun:
 
 
 def last_step(trace: Event) -> TracedRun:
-    """Read the last step of a trainer from a trace: its phases ("computes" or "awaits"), and its collectives ("communicates").
+    """Read the last step of a trainer from a trace.
 
-    Raises
-    ------
-    ArgumentError
-        It is no trace of a trainer.
+    Its phases are bars of the kind "computes" or "awaits", and its collectives "communicates".
     """
     try:
         events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -94,22 +93,20 @@ def last_step(trace: Event) -> TracedRun:
         zero = min((event["ts"] for event in steps.values()), default=0.0)
         bars = []
         for event in events:
-            begin, kind = event["ts"] - zero, event["cat"]
-            is_phase = kind == "phase" and event["args"]["depth"] == 1
+            rank, begin, about = event["pid"], event["ts"] - zero, event.get("args", {})
             # Another rank may begin its last step before this rank has ended the step before.
-            own = steps.get(event["pid"])
-            if (is_phase or kind == "operation") and own and event["ts"] >= own["ts"]:
-                about = event["args"]
+            if rank not in steps or event["ts"] < steps[rank]["ts"]:
+                continue
+            if event["cat"] == "operation":
                 word = "communicates"
-                if (
-                    is_phase
-                ):  # one that mostly waits, or does what others wait for, computes nothing
-                    word = "computes" if 4 * about["computing_s"] > about["total_s"] else "awaits"
-                end = begin + event["dur"]
-                bars.append(TracedBar(word, event["pid"], begin, end, event["name"]))
+            elif event["cat"] == "phase" and about["depth"] == 1:
+                # A phase that mostly waits, or does what others wait for, computes nothing.
+                word = "computes" if 4 * about["computing_s"] > about["total_s"] else "awaits"
+            else:
+                continue
+            bars.append(TracedBar(word, rank, begin, begin + event["dur"], event["name"]))
         ends = [event["ts"] + event["dur"] - zero for event in steps.values()]
-        where = str(other["transport"])
-        world_size = int(other["world_size"])
+        where, world_size = str(other["transport"]), int(other["world_size"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_trace(error) from None
     if not steps:
@@ -131,11 +128,9 @@ def _no_trace(error: Exception) -> ArgumentError:
 def _run(
     events: Sequence[Event], number: tuple[int, int], world_size: int, where: str
 ) -> TracedRun:
-    own = [
-        event
-        for event in events
-        if "args" in event and (event["args"].get("group"), event["args"].get("number")) == number
-    ]
+    of = ("group", "number")
+    with_args = [event for event in events if "args" in event]
+    own = [event for event in with_args if tuple(map(event["args"].get, of)) == number]
     ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
     wholes = [event for event in own if event["cat"] == "operation"]
     zero = min(event["ts"] for event in wholes)
@@ -151,14 +146,10 @@ def _run(
         kind, begin, about = event["cat"], event["ts"] - zero, event["args"]
         is_send = event["ph"] == "b" and about["way"] == "send"
         if is_send:
-            arrived = arrivals.get((about["step"], event["pid"], about["peer"]))
-            end = ends[event["id"]] - zero
+            way = about["step"], event["pid"], about["peer"]
+            arrived, end = arrivals.get(way), ends[event["id"]] - zero
             arrival = arrived.pop(0) if arrived else end
-            messages.append(
-                TracedMessage(
-                    about["step"], event["pid"], about["peer"], begin, arrival, about["bytes"]
-                )
-            )
+            messages.append(TracedMessage(*way, begin, arrival, about["bytes"]))
         else:
             end = begin + event.get("dur", 0.0)
         if kind in _BARS and (is_send or (event["ph"] == "X" and end > begin)):
@@ -181,22 +172,23 @@ _STYLE = """
 .adds, .communicates { fill: #d55e00 }
 .computes { fill: #56b4e9; stroke: #ffffff }
 .message { stroke: #0072b2; stroke-width: 1.5; fill: none; opacity: 0.7 }
-@media (prefers-color-scheme: dark) { .waits, .awaits { fill: #57606a } .sends { fill: #56b4e9 } .message { stroke: #56b4e9 } }
+@media (prefers-color-scheme: dark) { .waits, .awaits { fill: #57606a } \
+.sends { fill: #56b4e9 } .message { stroke: #56b4e9 } }
 """
 
 
 def time_picture(run: SimulatedRun | Event) -> Picture:
     """Draw a run: a lane a rank, time to the right.
 
-    A bar above the middle of a lane is a message that the rank sends, from when it is posted until its last
-    byte has left; below it are waits and additions. Lines lead from where a message is posted to where it has
-    arrived.
+    A bar above the middle of a lane is a message that the rank sends, from when it is posted until
+    its last byte has left; below it are waits and additions. Lines lead from where a message is
+    posted to where it has arrived.
 
     Parameters
     ----------
     run
-        Of `ringcoll.simulation.simulate` with ``trace=True``; or what ``ringcoll trace`` writes, as an object, of which
-        the last operation is drawn.
+        Of `ringcoll.simulation.simulate` with ``trace=True``; or what ``ringcoll trace`` writes, as
+        an object, of which the last operation is drawn.
 
     Returns
     -------
@@ -218,29 +210,24 @@ def time_picture(run: SimulatedRun | Event) -> Picture:
     24
     """
     traced = last_run(run.picture() if isinstance(run, SimulatedRun) else run)
-    world_size = traced.world_size
-    if world_size > MOST_RANKS:
-        raise too_many("ranks", MOST_RANKS, world_size)
+    lanes = _Lanes(traced)
     if (count := len(traced.bars) + len(traced.messages)) > _MOST_SPANS:
         raise too_many("messages and waits", _MOST_SPANS, count)
-    total = traced.duration or 1.0
-    lanes = _Lanes(world_size, total)
     x, y = lanes.x, lanes.y
     where = f"over {traced.where}"
     if isinstance(run, SimulatedRun):
         where = f"{run.nbytes} bytes on {run.topology.name}"
-    about = f"{traced.name}, {where}"
     drawn = [_bar(lanes, bar) for bar in traced.bars]
     for message in traced.messages:
         step, source, target, begin, end, nbytes = message
         way = f"M{x(begin):.1f} {y(source):.1f} L{x(end):.1f} {y(target):.1f}"
         said = f"step {step}: {nbytes:g} bytes from rank {source} to rank {target}"
         drawn.append(element("path", element("title", said), d=way, class_="message"))
-    return lanes.document(about, drawn, _kinds_of(traced))
+    return lanes.document(f"{traced.name}, {where}", drawn)
 
 
 def overlap_picture(trace: Event) -> Picture:
-    """Draw the last step of a trainer: its phases above the middle of a rank's lane, its collectives below.
+    """Draw the last step of a trainer: phases above the middle of a rank's lane, collectives below.
 
     A collective below the phase "backward" is hidden behind it.
 
@@ -260,29 +247,25 @@ def overlap_picture(trace: Event) -> Picture:
         It is not the trace of a trainer, or has more ranks than a picture can show.
     """
     step = last_step(trace)
-    if step.world_size > MOST_RANKS:
-        raise too_many("ranks", MOST_RANKS, step.world_size)
-    lanes = _Lanes(step.world_size, step.duration)
+    lanes = _Lanes(step)
     drawn = []
     for bar in step.bars:
         drawn.append(_bar(lanes, bar))
         place = (lanes.x(bar.begin) + lanes.x(bar.end)) / 2
         if bar.kind in _ABOVE and width_of(bar.about) < lanes.x(bar.end) - lanes.x(bar.begin):
             drawn.append(text(place, lanes.y(bar.rank) - _BAR / 2, bar.about, "small label"))
-    return lanes.document(f"{step.name}, over {step.where}", drawn, _kinds_of(step))
-
-
-def _kinds_of(run: TracedRun) -> list[str]:
-    present = {bar.kind for bar in run.bars}
-    return [kind for kind in _KINDS if kind in present]
+    return lanes.document(f"{step.name}, over {step.where}", drawn)
 
 
 class _Lanes:
     """A lane a rank, an axis of time below, and what the colours mean."""
 
-    def __init__(self, world_size: int, total: float) -> None:
-        self.total = total
-        self.names = [f"rank {rank}" for rank in range(world_size)]
+    def __init__(self, run: TracedRun) -> None:
+        if run.world_size > MOST_RANKS:
+            raise too_many("ranks", MOST_RANKS, run.world_size)
+        self.total = run.duration or 1.0
+        self.kinds = {bar.kind for bar in run.bars}
+        self.names = [f"rank {rank}" for rank in range(run.world_size)]
         self.left = _GAP + max(map(width_of, self.names))
 
     def x(self, microseconds: float) -> float:
@@ -291,7 +274,7 @@ class _Lanes:
     def y(self, rank: int) -> float:
         return 3.4 * FONT + (rank + 0.5) * _LANE
 
-    def document(self, about: str, inner: list[str], kinds: Sequence[str]) -> Picture:
+    def document(self, about: str, inner: list[str]) -> Picture:
         left, bottom = self.left, self.y(len(self.names) - 1) + _LANE / 2
         drawn = [text(left + _WIDTH / 2, _GAP, f"{about}: {_in_words(self.total)}", "title")]
         for rank, name in enumerate(self.names):
@@ -299,9 +282,9 @@ class _Lanes:
             drawn.append(text(left - 10, y, name, "small", "end"))
             drawn.append(element("path", d=f"M{left:.1f} {y:.1f} h{_WIDTH:.0f}", class_="cell"))
         foot, at = [], left
-        for kind in kinds:
+        for kind in (kind for kind in _KINDS if kind in self.kinds):
             foot += [
-                element("rect", x=at, y=-_BAR / 2, width=36, height=_BAR, class_=kind),
+                rect(at, -_BAR / 2, 36, _BAR, class_=kind),
                 text(at + 46, 0, kind, "small", "start"),
             ]
             at += 76 + width_of(kind, FONT - 2)
@@ -313,16 +296,10 @@ class _Lanes:
 
 def _bar(lanes: _Lanes, bar: TracedBar) -> str:
     """A time of a rank: sends and phases above the middle of its lane, the rest below."""
-    begin, end, y = lanes.x(bar.begin), lanes.x(bar.end), lanes.y(bar.rank)
-    return element(
-        "rect",
-        element("title", f"rank {bar.rank}, {bar.about}: {_in_words(bar.end - bar.begin)}"),
-        x=begin,
-        y=y - _BAR if bar.kind in _ABOVE else y,
-        width=max(0.5, end - begin),
-        height=_BAR,
-        class_=bar.kind,
-    )
+    begin, y = lanes.x(bar.begin), lanes.y(bar.rank) - _BAR * (bar.kind in _ABOVE)
+    wide = max(0.5, lanes.x(bar.end) - begin)
+    words = f"rank {bar.rank}, {bar.about}: {_in_words(bar.end - bar.begin)}"
+    return rect(begin, y, wide, _BAR, element("title", words), class_=bar.kind)
 
 
 def _axis(total: float, left: float, y: float) -> list[str]:

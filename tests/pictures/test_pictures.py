@@ -153,6 +153,11 @@ def test_the_layout_fits(collective: str, name: str, world_size: int, layout: st
     assert len(set(found.places)) == world_size
 
 
+@pytest.mark.parametrize("links", [{(0, 1), (0, 2), (1, 2)}, {(1, 2), (1, 3), (2, 3)}])
+def test_a_circle_beside_a_rank_without_messages_is_no_tree(links: set[tuple[int, int]]) -> None:
+    assert layout_of(4, links).name == "circle"  # as many links as a tree has
+
+
 def test_a_tree_stands_on_its_root_and_children_below_their_parents() -> None:
     scenes = film(schedule_of("broadcast", "tree", 13, 5))
     found = layout_of(13, scenes.links, 5)
