@@ -71,7 +71,7 @@ def curves_picture(
     size_in_words: Callable[[int], str],
     time_in_words: Callable[[float], str],
 ) -> Picture:
-    """Draw times over sizes.
+    """Draw times over sizes; the names stand at the ends of their curves.
 
     Parameters
     ----------
@@ -82,11 +82,6 @@ def curves_picture(
         same sizes for all. Where curves of one family cross is marked.
     size_in_words, time_in_words
         How numbers are written at the axes.
-
-    Returns
-    -------
-    Picture
-        An SVG document. Names stand at the ends of their curves.
 
     Raises
     ------

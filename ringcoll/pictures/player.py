@@ -92,11 +92,6 @@ def player_page(
         "time"), ``alpha`` (microseconds), ``bandwidth`` and ``reduction`` (GB/s), ``nbytes``,
         ``slow``, ``dead``; ``playing=1`` starts it.
 
-    Returns
-    -------
-    Page
-        An HTML document: a `str`, which a notebook shows.
-
     Raises
     ------
     ArgumentError

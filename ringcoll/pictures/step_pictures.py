@@ -199,16 +199,12 @@ class Scenery:
         xs, ys = zip(*layout.places, strict=True)
         is_small = schedule.world_size <= _FEW_RANKS
         apart = [side + (_APART if is_small else _APART / 3) for side in self.card]
-        self.width, self.height = (
-            (max(places) - min(places)) * unit + side
-            for places, unit, side in zip((xs, ys), apart, self.card, strict=True)
-        )
+        (across, down), (wide, high) = apart, self.card
+        self.width = (max(xs) - min(xs)) * across + wide
+        self.height = (max(ys) - min(ys)) * down + high
         self.places: list[Point] = [
-            (
-                (x - min(xs)) * apart[0] + self.card[0] / 2,
-                (y - min(ys)) * apart[1] + self.card[1] / 2,
-            )
-            for x, y in zip(xs, ys, strict=True)
+            ((x - min(xs)) * across + wide / 2, (y - min(ys)) * down + high / 2)
+            for x, y in layout.places
         ]
         rules = contract(schedule.collective)
         # Ranks that contribute to a result.
@@ -299,11 +295,9 @@ class Scenery:
         for message in messages:
             way, chunks = self.way(message), as_runs(message.chunks)
             kind = "add" if message.is_reduced else "move"
-            title = element(
-                "title", f"rank {message.source} to rank {message.target}: chunks {chunks}"
-            )
+            words = f"rank {message.source} to rank {message.target}: chunks {chunks}"
             look = {"class_": kind, "marker_end": f"url(#{kind})"}
-            drawn.append(element("path", title, d=_bend(way), **look))
+            drawn.append(element("path", element("title", words), d=_bend(way), **look))
             if len(messages) <= _MOST_LABELS:
                 x, y = ((a + 2 * b + c) / 4 for a, b, c in zip(*way, strict=True))
                 labels.append(text(x, y, f"{'+' * message.is_reduced}{chunks}", "label"))
@@ -374,11 +368,6 @@ def steps_picture(
         Number of the host of each rank.
     step
         The only step to draw, from 0; by default all of them, and the end.
-
-    Returns
-    -------
-    Picture
-        An SVG document: a `str`, which a notebook shows.
 
     Raises
     ------
@@ -463,11 +452,6 @@ def grid_picture(schedule: Schedule) -> Picture:
     schedule
         At most `MOST_RANKS` ranks. If it is wrong, the bad place is marked, and the words of the
         proof stand below.
-
-    Returns
-    -------
-    Picture
-        An SVG document.
 
     Raises
     ------

@@ -190,11 +190,6 @@ def time_picture(run: SimulatedRun | Event) -> Picture:
         Of `ringcoll.simulation.simulate` with ``trace=True``; or what ``ringcoll trace`` writes, as
         an object, of which the last operation is drawn.
 
-    Returns
-    -------
-    Picture
-        An SVG document.
-
     Raises
     ------
     ArgumentError
@@ -235,11 +230,6 @@ def overlap_picture(trace: Event) -> Picture:
     ----------
     trace
         What ``ringcoll trace TRAINER`` writes, as an object.
-
-    Returns
-    -------
-    Picture
-        An SVG document.
 
     Raises
     ------

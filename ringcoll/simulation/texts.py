@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation.graph_text import topology_from_text
@@ -34,8 +34,7 @@ def dgx1() -> Topology:
 _NCCL = "latency: NCCL, src/graph/tuning.cc, ring, protocol Simple"
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """A network of real machines, and the sources of its numbers."""
 
     about: str
@@ -43,12 +42,6 @@ class Machine:
     build: Callable[[int, tuple[int, ...]], Topology]  # of the number of ranks, and of dimensions
     example: str = ""  # ranks in each dimension, for the help; empty if the text has none
     world_size: int | None = None  # if all such machines have as many ranks
-
-    def topology(self, name: str, world_size: int, shape: tuple[int, ...]) -> Topology:
-        """The network for a number of ranks."""
-        topology = self.build(world_size, shape)
-        label = name if name == topology.name else f"{name}, {topology.name}"
-        return replace(topology, name=label, source=self.source)
 
 
 def _dgx_h100(world_size: int, shape: tuple[int, ...]) -> Topology:
@@ -165,7 +158,7 @@ _FIELDS = {
     "hosts": (1, 2),
     **{name: (1,) if machine.example else (0,) for name, machine in MACHINES.items()},
 }
-_WITH_SHAPE = {"torus", *(name for name, machine in MACHINES.items() if machine.example)}
+_WITH_SHAPE = {"torus", *(name for name in MACHINES if MACHINES[name].example)}
 
 
 def topology_named(
@@ -212,7 +205,10 @@ def topology_named(
     latency_s = 1e-6 if latency_s is None else latency_s
     link: dict[str, Any] = {"bandwidth": bandwidth, "latency_s": latency_s}
     if kind in MACHINES:
-        topology = MACHINES[kind].topology(kind, world_size, shape)
+        machine = MACHINES[kind]
+        topology = machine.build(world_size, shape)
+        name = kind if kind == topology.name else f"{kind}, {topology.name}"
+        topology = replace(topology, name=name, source=machine.source)
     elif kind == "crossbar":
         topology = crossbar(world_size, ports=(*numbers, 1)[0], **link)
     elif kind == "ring":
