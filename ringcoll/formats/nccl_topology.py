@@ -2,7 +2,7 @@
 
 A rank is a GPU. Links get the rates with which NCCL counts (``src/graph/topo.h`` and ``topo.cc``): GB/s
 of a cable of NVLink by the GPU's compute capability, of a lane of PCI Express by its transfers, of the cables
-between processors by their model. Latencies are those of `ringcoll.simulation.presets`, which the XML does not have.
+between processors by their model. Latencies are those of `ringcoll.simulation.PRESETS`, which the XML does not have.
 All switches of NVLink are one, as in NCCL. Network cards count where the XML has several hosts, and meet in one switch.
 """
 

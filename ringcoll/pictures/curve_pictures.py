@@ -1,9 +1,10 @@
-"""Times over sizes, on logarithmic axes, with the sizes marked at which another algorithm becomes the fastest."""
+"""Times over sizes, on logarithmic axes; the sizes are marked from which another one is fastest."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError
@@ -40,17 +41,18 @@ class Crossing(NamedTuple):
 
 
 def crossings(curves: Mapping[str, Curve]) -> list[Crossing]:
-    """Find where another curve becomes the lowest; between two sizes, curves are straight on logarithmic axes.
+    """Find where another curve becomes the lowest.
 
-    >>> (one,) = crossings({"tree": [(1, 1), (100, 100)], "ring": [(1, 10), (100, 10)]})
-    >>> round(one.size, 6), one.before, one.after
+    Between two sizes, curves are straight on logarithmic axes.
+
+    >>> (crossing,) = crossings({"tree": [(1, 1), (100, 100)], "ring": [(1, 10), (100, 10)]})
+    >>> round(crossing.size, 6), crossing.before, crossing.after
     (10.0, 'tree', 'ring')
     """
     sizes = [size for size, _ in next(iter(curves.values()))]
     lowest = [min(curves, key=lambda name: curves[name][index][1]) for index in range(len(sizes))]
-    found = []
-    for index in range(1, len(sizes)):
-        before, after = lowest[index - 1], lowest[index]
+    changes = []
+    for index, (before, after) in enumerate(pairwise(lowest), start=1):
         if before == after:
             continue
         gaps = [math.log(curves[before][at][1] / curves[after][at][1]) for at in (index - 1, index)]
@@ -59,8 +61,8 @@ def crossings(curves: Mapping[str, Curve]) -> list[Crossing]:
             math.exp(math.log(low) + share * math.log(high / low))
             for low, high in zip(curves[before][index - 1], curves[before][index], strict=True)
         )
-        found.append(Crossing(size, time, before, after))
-    return found
+        changes.append(Crossing(size, time, before, after))
+    return changes
 
 
 def curves_picture(
@@ -69,27 +71,23 @@ def curves_picture(
     size_in_words: Callable[[int], str],
     time_in_words: Callable[[float], str],
 ) -> Picture:
-    """Draw times over sizes.
+    """Draw times over sizes; the names stand at the ends of their curves.
 
     Parameters
     ----------
     title
         Stands above.
     families
-        Times in seconds by the name of the algorithm, at least two sizes each, all positive; the same sizes for all. Where
-        curves of one family cross is marked.
+        Times in seconds by the name of the algorithm, at least two sizes each, all positive; the
+        same sizes for all. Where curves of one family cross is marked.
     size_in_words, time_in_words
         How numbers are written at the axes.
-
-    Returns
-    -------
-    Picture
-        An SVG document. Names stand at the ends of their curves.
 
     Raises
     ------
     ArgumentError
-        There is no curve, or one of fewer than two points, or of other sizes, or with a time that is not positive.
+        There is no curve, or one of fewer than two points, or of other sizes, or with a time that
+        is not positive.
 
     Examples
     --------
@@ -122,17 +120,17 @@ def curves_picture(
         drawn.append(text(_LEFT - 12, at, time_in_words(10.0**power), "small", "end"))
     for number, (name, curve) in enumerate(curves.items()):
         points = " ".join(f"{x(size):.1f},{y(time):.1f}" for size, time in curve)
-        look = {
-            "stroke": COLOURS[number % len(COLOURS)],
-            "stroke_dasharray": _DASHES[number % len(_DASHES)],
-        }
+        stroke, dashes = COLOURS[number % len(COLOURS)], _DASHES[number % len(_DASHES)]
         drawn.append(
-            element("polyline", element("title", name), points=points, class_="curve", **look)
-        )
+            element(
+                "polyline", element("title", name), points=points, class_="curve", stroke=stroke,
+                stroke_dasharray=dashes,
+            )
+        )  # fmt: skip
     heights = _apart([(name, y(curve[-1][1])) for name, curve in curves.items()])
     right = _LEFT + _WIDTH + 14
     drawn += [text(right, height, name, "title", "start") for name, height in heights.items()]
-    for crossing in (one for family in families for one in crossings(family)):
+    for crossing in (crossing for family in families for crossing in crossings(family)):
         across, down = x(crossing.size), y(crossing.time)
         about = element("title", crossing.in_words(size_in_words))
         drawn.append(element("circle", about, cx=across, cy=down, r=9, class_="crossing"))
@@ -155,8 +153,8 @@ def _checked(curves: Mapping[str, Curve]) -> list[float]:
     sizes = [[size for size, _ in curve] for curve in curves.values()]
     if not sizes or len(sizes[0]) < 2 or any(other != sizes[0] for other in sizes):
         raise ArgumentError(
-            "curves need the same sizes, two or more", argument="curves", expected="one or more curves",
-            got=[len(curve) for curve in curves.values()],
+            "curves need the same sizes, two or more", argument="curves",
+            expected="one or more curves", got=[len(curve) for curve in curves.values()],
         )  # fmt: skip
     for name, curve in curves.items():
         for size, time in curve:

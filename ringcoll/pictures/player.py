@@ -1,8 +1,9 @@
 """The player: one page that plays schedules in a browser, without a network.
 
-The page is built from `player/` (TypeScript) into ``player.html``; here the data are made that it plays. It runs no
-schedule of its own: messages, contents of ranks, proofs and faults are those of the library. Only times by alpha, beta
-and gamma are computed in the page, as they move with its sliders.
+The page is built from `player/` (TypeScript) into ``player.html``; here the data are made that it
+plays. It runs no schedule of its own: messages, contents of ranks, proofs and faults are those of
+the library. Only times by alpha, beta and gamma are computed in the page, as they move with its
+sliders.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from typing import Any, TypeGuard
@@ -19,8 +21,8 @@ from ringcoll.algorithms import algorithms
 from ringcoll.cost import cost_in_sentences, dominators, in_number
 from ringcoll.errors import ArgumentError
 from ringcoll.pictures.layouts import layout_of, network_layout
-from ringcoll.pictures.scenes import DrawnMessage, Film, film
-from ringcoll.pictures.traces import last_run
+from ringcoll.pictures.step_pictures import Film, as_film, film
+from ringcoll.pictures.time_pictures import last_run
 from ringcoll.schedule import (
     Counts,
     Held,
@@ -70,27 +72,25 @@ def player_page(
     trace: Mapping[str, Any] | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> Page:
-    """Make a page that plays a schedule: steps, contents of ranks, times, costs, and faults on purpose.
+    """Make a page that plays a schedule: steps, contents of ranks, times, costs, faults on purpose.
 
     Parameters
     ----------
     schedule
-        At most `MOST_RANKS` ranks; or its `film`; or a simulated run with ``trace=True``, whose times and links are
-        shown beside those of the sliders. A wrong schedule is played as far as it goes, with the words of the proof.
+        At most `MOST_RANKS` ranks; or its `film`; or a simulated run with ``trace=True``, whose
+        times and links are shown beside those of the sliders. A wrong schedule is played as far as
+        it goes, with the words of the proof.
     beside
         A second one, on the same clock.
     hosts
         Number of the host of each rank, to draw the ranks of a host together.
     trace
-        Measured times: what ``ringcoll trace`` writes, of the same algorithm, as an object. Its last operation counts.
+        Measured times: what ``ringcoll trace`` writes, of the same algorithm, as an object. Its
+        last operation counts.
     settings
-        Where the page begins, by the words of its address: ``at`` (a step), ``clock`` ("steps" or "time"), ``alpha``
-        (microseconds), ``bandwidth`` and ``reduction`` (GB/s), ``nbytes``, ``slow``, ``dead``; ``playing=1`` starts it.
-
-    Returns
-    -------
-    Page
-        An HTML document: a `str`, which a notebook shows.
+        Where the page begins, by the words of its address: ``at`` (a step), ``clock`` ("steps" or
+        "time"), ``alpha`` (microseconds), ``bandwidth`` and ``reduction`` (GB/s), ``nbytes``,
+        ``slow``, ``dead``; ``playing=1`` starts it.
 
     Raises
     ------
@@ -100,12 +100,13 @@ def player_page(
     Examples
     --------
     >>> from ringcoll.algorithms import schedule_of
-    >>> page = player_page(schedule_of("all_reduce", "ring", 4), schedule_of("all_reduce", "tree", 4))
+    >>> ring, tree = (schedule_of("all_reduce", name, 4) for name in ("ring", "tree"))
+    >>> page = player_page(ring, tree)
     >>> page[:15], "https://" in page
     ('<!doctype html>', False)
     """
-    played = [one for one in (schedule, beside) if one is not None]
-    films = [_film_of(one) for one in played]
+    played = (schedule,) if beside is None else (schedule, beside)
+    films = [as_film(each.schedule if isinstance(each, SimulatedRun) else each) for each in played]
     proofs = [None if shown.failure else verify(shown.schedule) for shown in films]
     run = schedule if isinstance(schedule, SimulatedRun) else None
     if run is not None and trace is None:
@@ -124,18 +125,13 @@ def player_page(
     if data["times"] is not None:
         begin["nbytes"] = data["times"].pop("nbytes")
     data["settings"] = {name: str(value) for name, value in (begin | dict(settings or {})).items()}
-    # Packed, the data of 64 ranks are a tenth as long; and no name of an algorithm can end the script.
+    # Packed, the data of 64 ranks are a tenth as long; and no name of an algorithm can end the
+    # script.
     packed = zlib.compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode(), 9)
     text = b64encode(packed).decode()
     template = files("ringcoll.pictures").joinpath("player.html").read_text(encoding="utf-8")
     page = template.replace("{{ title }}", escape(title)).replace("{{ data }}", text)
     return Page(page)
-
-
-def _film_of(played: Played) -> Film:
-    if isinstance(played, Film):
-        return played
-    return film(played.schedule if isinstance(played, SimulatedRun) else played)
 
 
 def _scene(shown: Film, proof: Proof | None, hosts: Sequence[int] | None) -> Json:
@@ -156,11 +152,14 @@ def _scene(shown: Film, proof: Proof | None, hosts: Sequence[int] | None) -> Jso
 
 
 def _story(shown: Film, proof: Proof | None) -> Json:
-    """What happens: messages, what changes at the ranks, and what the proof says; none if it fails."""
+    """What happens: messages, what changes at the ranks, and what the proof says."""
     sets: dict[frozenset[int], int] = {}
     steps = [
         {
-            "messages": [_message(message) for message in messages],
+            "messages": [
+                [source, target, as_runs(sorted(chunks)), int(is_reduced)]
+                for source, target, chunks, is_reduced in messages
+            ],
             "local": shown.local[number],
             "changes": _changes(*shown.held[number : number + 2], sets=sets)
             if number + 1 < len(shown.held)
@@ -187,11 +186,6 @@ def _story(shown: Film, proof: Proof | None) -> Json:
             "chunk": failure.chunk,
         },
     }
-
-
-def _message(message: DrawnMessage) -> list[object]:
-    source, target, chunks, is_reduced = message
-    return [source, target, as_runs(sorted(chunks)), int(is_reduced)]
 
 
 def _changes(before: Held, now: Held, *, sets: dict[frozenset[int], int]) -> list[list[int]]:
@@ -238,12 +232,11 @@ def _curves(first: Schedule, proofs: Sequence[Proof]) -> list[Json]:
             # With many messages at once it would win: here they cost nothing beside each other.
             if tally.ports <= 1:
                 costs[entry.name] = tally.counts(chunks_of_data(schedule))
-    own = {
+    shown = {
         proof.schedule.algorithm: Counts(proof.rounds, proof.traffic, proof.reduced)
         for proof in proofs
         if proof.schedule.collective == first.collective and proof.schedule.world_size == world_size
     }
-    shown = dict(own)
     for name, others in dominators(costs).items():
         if not others and costs[name] not in shown.values():
             shown[name] = costs[name]
@@ -280,25 +273,18 @@ def _costs_of(run: SimulatedRun) -> Json:
 
 
 def _network(run: SimulatedRun, shown: Film) -> Json:
-    """The simulated network: its nodes, what its links have carried, and the way of each message."""
-    network = run.topology
-    places = network_layout(
-        network.world_size, [(link.source, link.target) for link in network.links]
-    )
-    ranks: list[int | str] = list(range(network.world_size))
-    nodes = ranks + [node for node in places if isinstance(node, str)]
+    """The simulated network: its nodes, what its links have carried, and each message's way."""
+    network, loads = run.topology, run.loads()
+    ends = [(link.source, link.target) for link in network.links]
+    places = network_layout(network.world_size, ends)
+    switches = [node for node in places if isinstance(node, str)]
+    nodes = [*range(network.world_size), *switches]
     number = {node: index for index, node in enumerate(nodes)}
-    loads = run.loads()
     by_link = {load.link: index for index, load in enumerate(loads)}
-    pairs = {
-        message[:2]
-        for step in shown.messages
-        for message in step
-        if message.source != message.target
-    }
+    pairs = {message[:2] for step in shown.messages for message in step}
     return {
         "name": network.name,
-        "switches": nodes[network.world_size :],
+        "switches": switches,
         "places": [[round(x, 3) for x in places[node]] for node in nodes],
         "links": [
             {
@@ -313,16 +299,16 @@ def _network(run: SimulatedRun, shown: Film) -> Json:
         "routes": {
             f"{source} {target}": [by_link[link] for link in way if link in by_link]
             for source, target in sorted(pairs)
-            if (way := [network.links[index] for index in network.route(source, target)])
+            if source != target
+            and (way := [network.links[index] for index in network.route(source, target)])
         },
     }
 
 
 def _times(shown: Film, trace: Mapping[str, Any], run: SimulatedRun | None) -> Json:
-    """The messages of the last operation of a trace: step, source, target, begin and end in microseconds."""
+    """The messages of a trace's last operation; each has its begin and end in microseconds."""
     schedule = shown.schedule
-    wanted = f"{schedule.algorithm} {schedule.collective}"
-    traced = last_run(trace, wanted)
+    traced = last_run(trace, f"{schedule.algorithm} {schedule.collective}")
     if traced.world_size != schedule.world_size:
         raise ArgumentError(
             "the trace is of other ranks", argument="trace",
@@ -378,9 +364,7 @@ def _changed(
     def unsent(rank: int, operations: Step) -> Step:
         return without(rank, operations) if rank == source else operations
 
-    wrong = next(
-        (rank for rank in range(schedule.world_size) if rank not in (source, target)), target
-    )
+    wrong = min({*range(schedule.world_size)} - {source, target}, default=target)
 
     def astray(rank: int, operations: Step) -> Step:
         if rank != source:
@@ -399,15 +383,4 @@ def _changed(
             for number, operations in enumerate(Written.steps(schedule, rank)):
                 yield change(rank, operations) if number == step else operations
 
-        yield (
-            title,
-            Schedule(
-                schedule.collective,
-                schedule.algorithm,
-                schedule.world_size,
-                schedule.num_chunks,
-                schedule.num_slots,
-                program,
-                schedule.root,
-            ),
-        )
+        yield title, replace(schedule, program=program, stated_cost=None)

@@ -1,8 +1,8 @@
 """Elements of SVG as text; colours, and how they look on light and dark pages.
 
-Colours are those of M. Okabe and K. Ito, "Color Universal Design", which people can tell apart whatever
-colours they see. A chunk has the colour of its number; who cannot see it reads the number, which stands
-wherever there is room.
+Colours are those of M. Okabe and K. Ito, "Color Universal Design", which people can tell apart
+whatever colours they see. A chunk has the colour of its number; a reader who cannot see it reads
+the number, which stands wherever there is room.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _WIDE = 0.6  # width of a character over its height, in most fonts
 
 # Classes, and not attributes, so that a page that is dark can have other colours.
 _STYLE = """
-text {{ font: {font}px "Helvetica Neue", Helvetica, Arial, "Liberation Sans", "DejaVu Sans", sans-serif; fill: #1b1f24 }}
+text {{ font: {font}px "Helvetica Neue", Helvetica, Arial, "Liberation Sans", "DejaVu Sans", \
+sans-serif; fill: #1b1f24 }}
 .title {{ font-weight: bold }}
 .small {{ font-size: {small}px }}
 .paper {{ fill: #ffffff }}
@@ -33,7 +34,8 @@ text {{ font: {font}px "Helvetica Neue", Helvetica, Arial, "Liberation Sans", "D
 .move {{ stroke: #0072b2; fill: none; stroke-width: 3; stroke-dasharray: 9 5 }}
 .addhead {{ fill: #d55e00 }}
 .movehead {{ fill: #0072b2 }}
-.label {{ font-weight: bold; paint-order: stroke; stroke: #ffffff; stroke-width: 6; stroke-linejoin: round }}
+.label {{ font-weight: bold; paint-order: stroke; stroke: #ffffff; stroke-width: 6; \
+stroke-linejoin: round }}
 .cellnumber {{ font-weight: bold; paint-order: stroke; stroke: #ffffff; stroke-width: 3 }}
 .bad {{ stroke: #c8102e; fill: none; stroke-width: 5 }}
 .badtext {{ fill: #c8102e; font-weight: bold }}
@@ -57,7 +59,7 @@ def width_of(words: str, size: int = FONT) -> float:
 
 
 def element(name: str, inner: str | Iterable[str] = "", /, **attributes: object) -> str:
-    """Write an element; of ``class_`` and ``text_anchor`` the names are those of SVG, ``inner`` is markup.
+    """Write an element; ``class_`` and ``text_anchor`` have SVG's names, ``inner`` is markup.
 
     >>> element("rect", x=1, class_="cell", stroke_width=2.5)
     '<rect x="1" class="cell" stroke-width="2.5"/>'
@@ -68,6 +70,13 @@ def element(name: str, inner: str | Iterable[str] = "", /, **attributes: object)
         words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(shown)}"')
     content = inner if isinstance(inner, str) else "".join(inner)
     return f"<{' '.join(words)}>{content}</{name}>" if content else f"<{' '.join(words)}/>"
+
+
+def rect(
+    x: float, y: float, width: float, height: float, inner: str = "", **attributes: object
+) -> str:
+    """Write a rectangle by its upper left corner."""
+    return element("rect", inner, x=x, y=y, width=width, height=height, **attributes)
 
 
 def text(x: float, y: float, words: str, class_: str = "", anchor: str = "middle") -> str:

@@ -1,14 +1,162 @@
-"""Space and time: what each rank of a run does when, and the messages between the ranks."""
+"""Space and time: what each rank of a run does when, and the messages between the ranks.
+
+Runs are simulated, or read from what ``ringcoll trace`` writes, of which the last operation, or the
+last step of a trainer, is drawn.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ringcoll.pictures.scenes import MOST_RANKS, too_many
-from ringcoll.pictures.svg import FONT, Picture, document, element, moved, text, width_of
-from ringcoll.pictures.traces import Event, TracedBar, TracedRun, last_run, last_step
+from ringcoll.errors import ArgumentError
+from ringcoll.pictures.layouts import MOST_RANKS
+from ringcoll.pictures.step_pictures import too_many
+from ringcoll.pictures.svg import FONT, Picture, document, element, moved, rect, text, width_of
 from ringcoll.simulation import SimulatedRun
+
+_BARS = {"send": "sends", "wait": "waits", "reduce": "adds"}  # what pictures call these events
+
+Event = Mapping[str, Any]
+
+
+class TracedMessage(NamedTuple):
+    """A message, from when it is posted to when it has arrived; in microseconds."""
+
+    step: int
+    source: int
+    target: int
+    begin: float
+    end: float
+    nbytes: float
+
+
+class TracedBar(NamedTuple):
+    """A time of a rank, in microseconds; ``kind`` is "sends", "waits" or "adds"."""
+
+    kind: str
+    rank: int
+    begin: float
+    end: float
+    about: str
+
+
+class TracedRun(NamedTuple):
+    """An operation of all ranks; times are from its beginning, in microseconds."""
+
+    name: str
+    world_size: int
+    where: str
+    duration: float
+    messages: list[TracedMessage]
+    bars: list[TracedBar]
+
+
+def last_run(trace: Event, name: str | None = None) -> TracedRun:
+    """Read the last operation of a trace, or the last one of a name such as "ring all_reduce".
+
+    Raises
+    ------
+    ArgumentError
+        It is no trace, or has no such operation.
+    """
+    try:
+        events: Sequence[Event] = trace["traceEvents"]
+        other = trace["otherData"]
+        operations = [event for event in events if event.get("cat") == "operation"]
+        wanted = [event for event in operations if name in (None, event["name"])]
+        if wanted:
+            number = max((event["args"]["group"], event["args"]["number"]) for event in wanted)
+            return _run(events, number, other["world_size"], str(other["transport"]))
+        names = {f"{event['name']} on {other['world_size']} ranks" for event in operations}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _no_trace(error) from None
+    raise ArgumentError(
+        "the trace is of something else", argument="trace", expected=name or "an operation",
+        got=", ".join(sorted(names)) or "no operation",
+    )  # fmt: skip
+
+
+def last_step(trace: Event) -> TracedRun:
+    """Read the last step of a trainer from a trace.
+
+    Its phases are bars of the kind "computes" or "awaits", and its collectives "communicates".
+    """
+    try:
+        events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        other = trace["otherData"]
+        steps = {}
+        for event in sorted(events, key=lambda event: float(event["ts"])):
+            if event["cat"] == "phase" and event["args"]["depth"] == 0:
+                steps[event["pid"]] = event  # the last one of each rank
+        zero = min((event["ts"] for event in steps.values()), default=0.0)
+        bars = []
+        for event in events:
+            rank, begin, about = event["pid"], event["ts"] - zero, event.get("args", {})
+            # Another rank may begin its last step before this rank has ended the step before.
+            if rank not in steps or event["ts"] < steps[rank]["ts"]:
+                continue
+            if event["cat"] == "operation":
+                word = "communicates"
+            elif event["cat"] == "phase" and about["depth"] == 1:
+                # A phase that mostly waits, or does what others wait for, computes nothing.
+                word = "computes" if 4 * about["computing_s"] > about["total_s"] else "awaits"
+            else:
+                continue
+            bars.append(TracedBar(word, rank, begin, begin + event["dur"], event["name"]))
+        ends = [event["ts"] + event["dur"] - zero for event in steps.values()]
+        where, world_size = str(other["transport"]), int(other["world_size"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _no_trace(error) from None
+    if not steps:
+        raise ArgumentError(
+            "the trace is of something else", argument="trace", expected="steps of a trainer",
+            got="no phase",
+        )  # fmt: skip
+    name = f"one {next(iter(steps.values()))['name']} of training"
+    return TracedRun(name, world_size, where, max(ends), [], bars)
+
+
+def _no_trace(error: Exception) -> ArgumentError:
+    return ArgumentError(
+        "not a trace", argument="trace", expected="what ringcoll trace writes",
+        got=f"nothing under {error}" if isinstance(error, KeyError) else "something else",
+    )  # fmt: skip
+
+
+def _run(
+    events: Sequence[Event], number: tuple[int, int], world_size: int, where: str
+) -> TracedRun:
+    of = ("group", "number")
+    with_args = [event for event in events if "args" in event]
+    own = [event for event in with_args if tuple(map(event["args"].get, of)) == number]
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
+    wholes = [event for event in own if event["cat"] == "operation"]
+    zero = min(event["ts"] for event in wholes)
+    # Posts of sends and arrivals come in the same order for a step and a pair of ranks.
+    arrivals: dict[tuple[int, int, int], list[float]] = {}
+    for event in own:
+        if event["ph"] == "b" and event["args"]["way"] == "receive":
+            about = event["args"]
+            key = about["step"], about["peer"], event["pid"]
+            arrivals.setdefault(key, []).append(ends[event["id"]] - zero)
+    messages, bars = [], []
+    for event in own:
+        kind, begin, about = event["cat"], event["ts"] - zero, event["args"]
+        is_send = event["ph"] == "b" and about["way"] == "send"
+        if is_send:
+            way = about["step"], event["pid"], about["peer"]
+            arrived, end = arrivals.get(way), ends[event["id"]] - zero
+            arrival = arrived.pop(0) if arrived else end
+            messages.append(TracedMessage(*way, begin, arrival, about["bytes"]))
+        else:
+            end = begin + event.get("dur", 0.0)
+        if kind in _BARS and (is_send or (event["ph"] == "X" and end > begin)):
+            bars.append(TracedBar(_BARS[kind], event["pid"], begin, end, event["name"]))
+    duration = max(event["ts"] + event["dur"] for event in wholes) - zero
+    return TracedRun(wholes[0]["name"], world_size, where, duration, messages, bars)
+
 
 _MOST_SPANS = 20_000
 _WIDTH = 900.0  # of the time
@@ -24,27 +172,23 @@ _STYLE = """
 .adds, .communicates { fill: #d55e00 }
 .computes { fill: #56b4e9; stroke: #ffffff }
 .message { stroke: #0072b2; stroke-width: 1.5; fill: none; opacity: 0.7 }
-@media (prefers-color-scheme: dark) { .waits, .awaits { fill: #57606a } .sends { fill: #56b4e9 } .message { stroke: #56b4e9 } }
+@media (prefers-color-scheme: dark) { .waits, .awaits { fill: #57606a } \
+.sends { fill: #56b4e9 } .message { stroke: #56b4e9 } }
 """
 
 
 def time_picture(run: SimulatedRun | Event) -> Picture:
     """Draw a run: a lane a rank, time to the right.
 
-    A bar above the middle of a lane is a message that the rank sends, from when it is posted until its last
-    byte has left; below it are waits and additions. Lines lead from where a message is posted to where it has
-    arrived.
+    A bar above the middle of a lane is a message that the rank sends, from when it is posted until
+    its last byte has left; below it are waits and additions. Lines lead from where a message is
+    posted to where it has arrived.
 
     Parameters
     ----------
     run
-        Of `ringcoll.simulation.simulate` with ``trace=True``; or what ``ringcoll trace`` writes, as an object, of which
-        the last operation is drawn.
-
-    Returns
-    -------
-    Picture
-        An SVG document.
+        Of `ringcoll.simulation.simulate` with ``trace=True``; or what ``ringcoll trace`` writes, as
+        an object, of which the last operation is drawn.
 
     Raises
     ------
@@ -61,29 +205,24 @@ def time_picture(run: SimulatedRun | Event) -> Picture:
     24
     """
     traced = last_run(run.picture() if isinstance(run, SimulatedRun) else run)
-    world_size = traced.world_size
-    if world_size > MOST_RANKS:
-        raise too_many("ranks", MOST_RANKS, world_size)
+    lanes = _Lanes(traced)
     if (count := len(traced.bars) + len(traced.messages)) > _MOST_SPANS:
         raise too_many("messages and waits", _MOST_SPANS, count)
-    total = traced.duration or 1.0
-    lanes = _Lanes(world_size, total)
     x, y = lanes.x, lanes.y
     where = f"over {traced.where}"
     if isinstance(run, SimulatedRun):
         where = f"{run.nbytes} bytes on {run.topology.name}"
-    about = f"{traced.name}, {where}"
     drawn = [_bar(lanes, bar) for bar in traced.bars]
     for message in traced.messages:
         step, source, target, begin, end, nbytes = message
         way = f"M{x(begin):.1f} {y(source):.1f} L{x(end):.1f} {y(target):.1f}"
         said = f"step {step}: {nbytes:g} bytes from rank {source} to rank {target}"
         drawn.append(element("path", element("title", said), d=way, class_="message"))
-    return lanes.document(about, drawn, _kinds_of(traced))
+    return lanes.document(f"{traced.name}, {where}", drawn)
 
 
 def overlap_picture(trace: Event) -> Picture:
-    """Draw the last step of a trainer: its phases above the middle of a rank's lane, its collectives below.
+    """Draw the last step of a trainer: phases above the middle of a rank's lane, collectives below.
 
     A collective below the phase "backward" is hidden behind it.
 
@@ -92,40 +231,31 @@ def overlap_picture(trace: Event) -> Picture:
     trace
         What ``ringcoll trace TRAINER`` writes, as an object.
 
-    Returns
-    -------
-    Picture
-        An SVG document.
-
     Raises
     ------
     ArgumentError
         It is not the trace of a trainer, or has more ranks than a picture can show.
     """
     step = last_step(trace)
-    if step.world_size > MOST_RANKS:
-        raise too_many("ranks", MOST_RANKS, step.world_size)
-    lanes = _Lanes(step.world_size, step.duration)
+    lanes = _Lanes(step)
     drawn = []
     for bar in step.bars:
         drawn.append(_bar(lanes, bar))
         place = (lanes.x(bar.begin) + lanes.x(bar.end)) / 2
         if bar.kind in _ABOVE and width_of(bar.about) < lanes.x(bar.end) - lanes.x(bar.begin):
             drawn.append(text(place, lanes.y(bar.rank) - _BAR / 2, bar.about, "small label"))
-    return lanes.document(f"{step.name}, over {step.where}", drawn, _kinds_of(step))
-
-
-def _kinds_of(run: TracedRun) -> list[str]:
-    present = {bar.kind for bar in run.bars}
-    return [kind for kind in _KINDS if kind in present]
+    return lanes.document(f"{step.name}, over {step.where}", drawn)
 
 
 class _Lanes:
     """A lane a rank, an axis of time below, and what the colours mean."""
 
-    def __init__(self, world_size: int, total: float) -> None:
-        self.total = total
-        self.names = [f"rank {rank}" for rank in range(world_size)]
+    def __init__(self, run: TracedRun) -> None:
+        if run.world_size > MOST_RANKS:
+            raise too_many("ranks", MOST_RANKS, run.world_size)
+        self.total = run.duration or 1.0
+        self.kinds = {bar.kind for bar in run.bars}
+        self.names = [f"rank {rank}" for rank in range(run.world_size)]
         self.left = _GAP + max(map(width_of, self.names))
 
     def x(self, microseconds: float) -> float:
@@ -134,7 +264,7 @@ class _Lanes:
     def y(self, rank: int) -> float:
         return 3.4 * FONT + (rank + 0.5) * _LANE
 
-    def document(self, about: str, inner: list[str], kinds: Sequence[str]) -> Picture:
+    def document(self, about: str, inner: list[str]) -> Picture:
         left, bottom = self.left, self.y(len(self.names) - 1) + _LANE / 2
         drawn = [text(left + _WIDTH / 2, _GAP, f"{about}: {_in_words(self.total)}", "title")]
         for rank, name in enumerate(self.names):
@@ -142,9 +272,9 @@ class _Lanes:
             drawn.append(text(left - 10, y, name, "small", "end"))
             drawn.append(element("path", d=f"M{left:.1f} {y:.1f} h{_WIDTH:.0f}", class_="cell"))
         foot, at = [], left
-        for kind in kinds:
+        for kind in (kind for kind in _KINDS if kind in self.kinds):
             foot += [
-                element("rect", x=at, y=-_BAR / 2, width=36, height=_BAR, class_=kind),
+                rect(at, -_BAR / 2, 36, _BAR, class_=kind),
                 text(at + 46, 0, kind, "small", "start"),
             ]
             at += 76 + width_of(kind, FONT - 2)
@@ -156,16 +286,10 @@ class _Lanes:
 
 def _bar(lanes: _Lanes, bar: TracedBar) -> str:
     """A time of a rank: sends and phases above the middle of its lane, the rest below."""
-    begin, end, y = lanes.x(bar.begin), lanes.x(bar.end), lanes.y(bar.rank)
-    return element(
-        "rect",
-        element("title", f"rank {bar.rank}, {bar.about}: {_in_words(bar.end - bar.begin)}"),
-        x=begin,
-        y=y - _BAR if bar.kind in _ABOVE else y,
-        width=max(0.5, end - begin),
-        height=_BAR,
-        class_=bar.kind,
-    )
+    begin, y = lanes.x(bar.begin), lanes.y(bar.rank) - _BAR * (bar.kind in _ABOVE)
+    wide = max(0.5, lanes.x(bar.end) - begin)
+    words = f"rank {bar.rank}, {bar.about}: {_in_words(bar.end - bar.begin)}"
+    return rect(begin, y, wide, _BAR, element("title", words), class_=bar.kind)
 
 
 def _axis(total: float, left: float, y: float) -> list[str]:

@@ -1,5 +1,7 @@
-from .demand import SEARCHED as SEARCHED
-from .demand import demand_of as demand_of
+from .bounds import LeastTime as LeastTime
+from .bounds import least_time as least_time
+from .build import SEARCHED as SEARCHED
+from .build import demand_of as demand_of
 from .fitting import SIZES as SIZES
 from .fitting import Fit as Fit
 from .fitting import FitRange as FitRange
@@ -10,13 +12,11 @@ from .front import SearchedFront as SearchedFront
 from .front import SearchedPoint as SearchedPoint
 from .front import SearchedShape as SearchedShape
 from .front import synthesize as synthesize
-from .greedy import greedy_moves as greedy_moves
+from .heuristics import greedy_moves as greedy_moves
 from .hops import hops_of as hops_of
-from .least_time import LeastTime as LeastTime
-from .least_time import least_time as least_time
-from .placing import near_order as near_order
-from .registered import fastest_times as fastest_times
-from .registered import registered_times as registered_times
+from .hops import near_order as near_order
 from .sccl import solve as solve
 from .times_on_network import HARDLY as HARDLY
 from .times_on_network import SearchTime as SearchTime
+from .times_on_network import fastest_times as fastest_times
+from .times_on_network import registered_times as registered_times

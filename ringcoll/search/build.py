@@ -1,4 +1,10 @@
-"""Moves of chunks become schedules: forwards, backwards with reductions, or one after the other.
+"""What a collective demands of a search, and how the moves of chunks become a schedule.
+
+Demands are read from the contracts, so every collective that reduces nothing can be searched for. A
+collective that reduces is one of these backwards: a reduce-scatter is an all-gather, and a reduce a
+broadcast, in which every message goes the other way, in the opposite order of steps. An all-reduce
+is a reduce-scatter, and then an all-gather. Source: Z. Cai et al., "Synthesizing Optimal Collective
+Algorithms", arXiv 2008.08708, sections 3.3 and 3.4.
 
 A search answers with *moves*: in each step, which chunk goes from which rank to which. Every rank
 that gets a chunk gets it once, so the moves of a chunk are a tree that begins at its owner.
@@ -9,12 +15,15 @@ data, and sends the result to its parent. What a rank holds for others only is i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ringcoll.algorithms import alone
+from ringcoll.errors import ArgumentError
 from ringcoll.schedule import (
+    CONTRACTS,
     Operation,
     Ref,
     Schedule,
@@ -27,7 +36,59 @@ from ringcoll.schedule import (
     send,
     tmp,
 )
-from ringcoll.search.demand import Demand, phases_of
+
+SEARCHED = {name: rules.made_of for name, rules in CONTRACTS.items() if rules.made_of}
+"""The phases of the package's collectives: what is searched for, and if it is used backwards."""
+
+
+def phases_of(collective: str) -> tuple[tuple[str, bool], ...]:
+    """The phases of a collective; none if there is no such collective, or nothing to search for."""
+    rules = CONTRACTS.get(collective)
+    return () if rules is None else rules.made_of
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Where the chunks of a collective are, which reduces nothing, and where they have to be."""
+
+    collective: str
+    world_size: int
+    root: int
+    chunks: int  # of each block
+    owners: tuple[int, ...]  # of each chunk, at the beginning
+    wanted: tuple[frozenset[int], ...]  # the ranks that have each chunk at the end, maybe its owner
+
+    @property
+    def for_all(self) -> bool:
+        """Whether every rank wants every chunk, so that none passes on what it does not want."""
+        return all(len(ranks) == self.world_size for ranks in self.wanted)
+
+
+def demand_of(collective: str, world_size: int, chunks: int = 1, root: int = 0) -> Demand:
+    """Read the demand of a collective from its contract, with blocks cut into chunks.
+
+    Raises
+    ------
+    ArgumentError
+        The collective reduces, or there is nothing to search for.
+
+    Examples
+    --------
+    >>> demand = demand_of("scatter", 3, root=1)
+    >>> demand.owners, [sorted(ranks) for ranks in demand.wanted]
+    ((1, 1, 1), [[0], [1], [2]])
+    """
+    rules = CONTRACTS.get(collective)
+    if rules is None or rules.reduces:
+        raise ArgumentError(
+            "the collective is not searched for", argument="collective",
+            expected=", ".join(SEARCHED), got=repr(collective),
+        )  # fmt: skip
+    outputs = [{*rules.outputs(rank, world_size, root)} for rank in range(world_size)]
+    blocks = [block for block in range(rules.num_blocks(world_size)) for _ in range(chunks)]
+    owners = tuple(rules.owner(block, world_size, root) for block in blocks)
+    wanted = (frozenset(r for r, own in enumerate(outputs) if block in own) for block in blocks)
+    return Demand(collective, world_size, root, chunks, owners, tuple(wanted))
 
 
 class ChunkMove(NamedTuple):
@@ -50,18 +111,19 @@ def schedule_of_moves(
     if demand.world_size == 1:
         programs = [[*alone(len(demand.owners))]]
         phases = ()
-    slots: dict[tuple[int, int], int] = {}
+    slots: _Slots = {}
     for number, moves in enumerate(phases):
         _, backwards = phases_of(collective)[number]
         turned = _turned(moves) if backwards else moves
         if len(phases) == 1:  # all outputs of an all-reduce hold all chunks
             slots = _slots(demand, turned, backwards)
+        operations: _Operations = [[[] for _ in moves] for _ in range(demand.world_size)]
         if backwards:
-            steps = _reductions(demand, turned, slots)
+            _add_reductions(operations, demand, turned, slots)
         else:
-            steps = _copies(demand, turned, slots, inp if number == 0 else out)
-        for program, new in zip(programs, steps, strict=True):
-            program.extend(new)
+            _add_copies(operations, demand, turned, slots, inp if number == 0 else out)
+        for program, steps in zip(programs, operations, strict=True):
+            program.extend(Step(*step) for step in steps)
     frozen = tuple(map(tuple, programs))
     return Schedule(
         collective=collective,
@@ -81,7 +143,10 @@ def _turned(moves: Moves) -> Moves:
     ]
 
 
-def _slots(demand: Demand, moves: Moves, backwards: bool) -> dict[tuple[int, int], int]:
+_Slots = dict[tuple[int, int], int]
+
+
+def _slots(demand: Demand, moves: Moves, backwards: bool) -> _Slots:
     """A slot for each rank and chunk that passes the rank; free again after its last send."""
     first: dict[tuple[int, int], int] = {}
     last: dict[tuple[int, int], int] = {}
@@ -92,7 +157,7 @@ def _slots(demand: Demand, moves: Moves, backwards: bool) -> dict[tuple[int, int
             if target not in ends:
                 first.setdefault((target, chunk), number)
     free: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of a rank: (last use, slot)
-    slots: dict[tuple[int, int], int] = {}
+    slots: _Slots = {}
     count: dict[int, int] = defaultdict(int)
     for (rank, chunk), number in first.items():
         if free[rank] and free[rank][0][0] < number:
@@ -104,16 +169,19 @@ def _slots(demand: Demand, moves: Moves, backwards: bool) -> dict[tuple[int, int
     return slots
 
 
-def _place(slots: dict[tuple[int, int], int], rank: int, chunk: int) -> Ref:
+def _place(slots: _Slots, rank: int, chunk: int) -> Ref:
     slot = slots.get((rank, chunk))
     return out(chunk) if slot is None else tmp(slot, chunk)
 
 
-def _copies(
-    demand: Demand, moves: Moves, slots: dict[tuple[int, int], int], own: Callable[[int], Ref]
-) -> Iterator[list[Step]]:
-    """The steps of each rank; an owner has its chunks in ``own``, and copies them at the beginning."""
-    operations = _empty(demand, moves)
+_Operations = list[list[list[Operation]]]
+"""Of each rank, and of each step."""
+
+
+def _add_copies(
+    operations: _Operations, demand: Demand, moves: Moves, slots: _Slots, own: Callable[[int], Ref]
+) -> None:
+    """Add copies; an owner has its chunks in ``own``, and copies them at the beginning."""
     if own is inp:
         for chunk, owner in enumerate(demand.owners):
             if owner in demand.wanted[chunk]:
@@ -130,14 +198,10 @@ def _copies(
             operations[source][number].append(send(target, *refs))
             places = [_place(slots, target, chunk) for chunk in chunks]
             operations[target][number].append(recv(source, *places))
-    return _programs(operations)
 
 
-def _reductions(
-    demand: Demand, moves: Moves, slots: dict[tuple[int, int], int]
-) -> Iterator[list[Step]]:
-    """The steps of each rank; the owner of a chunk has the result in its output."""
-    operations = _empty(demand, moves)
+def _add_reductions(operations: _Operations, demand: Demand, moves: Moves, slots: _Slots) -> None:
+    """Add reductions; the owner of a chunk has the result in its output."""
     last = {  # the message that completes a chunk
         chunk: (number, source)
         for number, step in enumerate(moves)
@@ -158,13 +222,3 @@ def _reductions(
             into = tuple(_place(slots, target, chunk) for chunk in chunks)
             partial |= {(target, chunk): ref for chunk, ref in zip(chunks, into, strict=True)}
             operations[target][number].append(recv_reduce(source, into, local, final=final))
-    return _programs(operations)
-
-
-def _empty(demand: Demand, moves: Moves) -> list[list[list[Operation]]]:
-    return [[[] for _ in moves] for _ in range(demand.world_size)]
-
-
-def _programs(operations: list[list[list[Operation]]]) -> Iterator[list[Step]]:
-    for steps in operations:
-        yield [Step(*step) for step in steps]

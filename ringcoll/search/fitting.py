@@ -1,12 +1,13 @@
-"""`fit`: the fastest schedule on a network for each range of sizes, of all that are registered or found.
+"""`fit`: the fastest schedule on a network for each range of sizes, registered or from a search.
 
-The problem. For each of some sizes the least simulated time is wanted over the registered algorithms, in rank order and
-in the order in which neighbours are near (`ringcoll.search.placing`), hierarchies over the hosts, and what the
-searches find. A winner holds up to the geometric means with the sizes beside its own; ranges with the same winner are
-one. Each winner is proved. Beside the times stands a lower bound (`ringcoll.search.least_time`).
+The problem. For each of some sizes the least simulated time is wanted over the registered
+algorithms, in rank order and in the order in which neighbours are near (`ringcoll.search.hops`),
+hierarchies over the hosts, and what the searches find. A winner holds up to the geometric means
+with the sizes beside its own; ranges with the same winner are one. Each winner is proved. Beside
+the times stands a lower bound (`ringcoll.search.bounds`).
 
-Cost: some 60 schedules are simulated for each size; more than 2^18 messages are not. The exact search takes part on
-up to 8 ranks, if OR-Tools is installed.
+Cost: some 60 schedules are simulated for each size; more than 2^18 messages are not. The exact
+search takes part on up to 8 ranks, if OR-Tools is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import inf, isqrt
 from typing import NamedTuple
 
@@ -24,12 +25,10 @@ from ringcoll.algorithms import algorithms, named, order_in_text
 from ringcoll.cost import Fitted, Range, Rule, digest_of
 from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
 from ringcoll.schedule import Schedule, chunks_of_data, contract, estimated_messages, verify
-from ringcoll.search.demand import demand_of, phases_of
+from ringcoll.search.bounds import LeastTime, least_time
+from ringcoll.search.build import demand_of, phases_of
 from ringcoll.search.front import synthesize, trees_of
-from ringcoll.search.hops import hops_of
-from ringcoll.search.least_time import LeastTime, least_time
-from ringcoll.search.near_ranks import hosts_named, near_ranks
-from ringcoll.search.placing import near_order
+from ringcoll.search.hops import hops_of, hosts_named, near_order, near_ranks
 from ringcoll.search.times_on_network import (
     HARDLY,
     MOST_MESSAGES,
@@ -44,9 +43,11 @@ _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
 _MANY = 64  # ranks from which there are fewer sizes
 _EXACT, _EFFORT = 8, 0.3  # ranks, and work for each question
 _NEAR_NBYTES = 1 << 20
-# Times the least latency, from which the simulator knows better than "auto": an algorithm waits some times for as long.
+# Times the least latency, from which the simulator knows better than "auto": an algorithm waits
+# some times for as long.
 _LONG = 16
-# With six ranks on two cores, 64 KiB took 1.3 times as long by a schedule that was simulated 1.07 times as fast.
+# With six ranks on two cores, 64 KiB took 1.3 times as long by a schedule that was simulated 1.07
+# times as fast.
 _FAR_FASTER = 1.5
 _SLOWER = 0.5  # of the speed before: within a busy host measured speeds vary by a third
 _NEARLY = 3.0  # times the least time in one segment, up to which more segments are tried
@@ -103,8 +104,8 @@ class FitRange:
     def is_left(self) -> bool:
         """Whether ``"auto"`` is to choose, as it knows costs that the simulator does not.
 
-        That is where data are short, unless the winner is far faster than all registered algorithms in rank order; and
-        where it is hardly faster, and all links are equal.
+        That is where data are short, unless the winner is far faster than all registered algorithms
+        in rank order; and where it is hardly faster, and all links are equal.
         """
         if self.least_s < _LONG * self.bound.latency_s:
             return self.gain < _FAR_FASTER
@@ -113,10 +114,9 @@ class FitRange:
     @property
     def reason(self) -> str:
         """Why it won, in a sentence."""
-        return (
-            f"{self.winner.algorithm}, {self.ratio:.2f} of the bound by {self.bound.reason(self.size)}, "
-            f"{self.gain:.2f} times as fast as {self.plain.algorithm}"
-        )
+        bound = f"{self.ratio:.2f} of the bound by {self.bound.reason(self.size)}"
+        gain = f"{self.gain:.2f} times as fast as {self.plain.algorithm}"
+        return f"{self.winner.algorithm}, {bound}, {gain}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,8 @@ class Fit:
     collective, topology
         What was fitted.
     ranges
-        The winner of each range of sizes: of 0 bytes to any number, or of those around the sizes that were asked for.
+        The winner of each range of sizes: of 0 bytes to any number, or of those around the sizes
+        that were asked for.
     times
         All simulated times at each size, the fastest first; of what cannot win, in one segment.
     schedules
@@ -147,12 +148,12 @@ class Fit:
     @property
     def is_left(self) -> bool:
         """Whether all sizes are left to ``"auto"``."""
-        return all(one.is_left for one in self.ranges)
+        return all(fitted.is_left for fitted in self.ranges)
 
     def fitted(self, date: str, before: Fitted | None = None) -> Fitted:
-        """The rules and schedules, to be stored and used; those of other collectives stay as they were ``before``.
+        """The rules and schedules, to be stored and used; others stay as they were ``before``.
 
-        Sizes that are left to ``"auto"`` have no rule.
+        The others are those of other collectives. Sizes that are left to ``"auto"`` have no rule.
 
         Raises
         ------
@@ -164,9 +165,9 @@ class Fit:
             graph = topology_text(self.topology)
         hosts, ranks = hosts_named(self.topology), self.topology.world_size
         on_hosts = Range(1) if hosts is None else Range(len(set(hosts)), len(set(hosts)) + 1)
-        used = [fitted for fitted in self.ranges if not fitted.is_left]
-        rules = [
-            Rule(
+        rows = []
+        for fitted in self.ranges:
+            rule = Rule(
                 collective=self.collective,
                 nbytes=fitted.nbytes,
                 algorithm=fitted.winner.algorithm,
@@ -174,9 +175,7 @@ class Fit:
                 world_size=Range(ranks, ranks + 1),
                 hosts=on_hosts,
             )
-            for fitted in used
-        ]
-        rows = [*zip(rules, (fitted.reason for fitted in used), strict=True)]
+            rows += [(rule, fitted.reason)] * (not fitted.is_left)
         texts = {name: schedule.to_text() for name, schedule in self.schedules.items()}
         if before is not None:
             here = graph, hosts, __version__
@@ -235,8 +234,8 @@ def fit(
     topology
         The network.
     sizes
-        Bytes of the whole data at which schedules are simulated; by default 1 KiB to 64 MiB, on more than 64 ranks
-        three of them.
+        Bytes of the whole data at which schedules are simulated; by default 1 KiB to 64 MiB, on
+        more than 64 ranks three of them.
     exact
         Whether the exact search takes part, which may take some seconds.
     seed
@@ -273,17 +272,16 @@ def fit(
     candidates = list(_registered(collective, topology))
     if phases_of(collective) and not rules.rooted:
         candidates += _found(collective, topology, exact, seed)
-    if all(one.messages > MOST_MESSAGES for one in candidates):
+    left_out = tuple(each.name for each in candidates if each.messages > MOST_MESSAGES)
+    if len(left_out) == len(candidates):
         raise TooLargeError(
             f"every {collective} on {topology.world_size} ranks has too many messages to simulate",
             most=MOST_MESSAGES,
         )
     bound = least_time(collective, topology)
     is_even = len({limit.speed for limit in hops_of(topology).limits}) == 1
-    by_name, times_on = (
-        {candidate.name: candidate for candidate in candidates},
-        TimesOnNetwork(topology),
-    )
+    by_name = {candidate.name: candidate for candidate in candidates}
+    times_on = TimesOnNetwork(topology)
     times: dict[int, tuple[SearchTime, ...]] = {}
     stored: dict[str, Schedule] = {}
     ranges: list[FitRange] = []
@@ -300,28 +298,26 @@ def fit(
         if candidate.pipelined or winner.segments > 1:
             chunk = -(-size // chunks_of_data(candidate.schedule))
             segment_bytes = max(1, -(-chunk // winner.segments))
-        same = winner.algorithm, segment_bytes
+        same, first = (winner.algorithm, segment_bytes), nbytes.first
         if ranges and (ranges[-1].winner.algorithm, ranges[-1].segment_bytes) == same:
             first = ranges.pop().nbytes.first
-        else:
-            first = nbytes.first
         whole = Range(first, nbytes.end)
-        new = FitRange(whole, size, winner, segment_bytes, plain, bound, is_even)
-        ranges.append(new)
+        ranges.append(FitRange(whole, size, winner, segment_bytes, plain, bound, is_even))
     return Fit(
         collective=collective,
         topology=topology,
         ranges=tuple(ranges),
         times=times,
         schedules=stored,
-        left_out=tuple(one.name for one in candidates if one.messages > MOST_MESSAGES),
+        left_out=left_out,
     )
 
 
 def _ranges(sizes: Sequence[int], *, is_open: bool) -> Iterator[Range]:
-    """The sizes for which what was simulated at one of them holds: up to the geometric means with its neighbours.
+    """The range of each size, up to the geometric means with its neighbours.
 
-    Open ranges begin at 0 and have no end; others reach half as far as the first size, and twice as far as the last.
+    Open ranges begin at 0 and have no end; others reach half as far as the first size, and twice as
+    far as the last.
     """
     between = [max(isqrt(low * high), low + 1) for low, high in pairwise(sizes)]
     first, last = (0, None) if is_open else (sizes[0] // 2, 2 * sizes[-1])
@@ -333,7 +329,8 @@ def _winners(
 ) -> tuple[SearchTime, SearchTime]:
     """The winner, and the fastest in rank order.
 
-    The winner has the fewest messages of those nearly as fast as the fastest, and no slower than any in rank order.
+    The winner has the fewest messages of those nearly as fast as the fastest, and no slower than
+    any in rank order.
     """
     plain = next(time for time in times if by_name[time.algorithm].is_plain)
     limit_s = min(HARDLY * times[0].seconds, plain.seconds)
@@ -350,39 +347,35 @@ def _times(
 ) -> Iterator[SearchTime]:
     """The time of each candidate, in its best number of segments if that may make it the fastest.
 
-    It may not if it is slow in one segment, and not meant for more; or if its busiest link alone takes as long as the
-    fastest so far: in rank order for one in rank order, else nearly so.
+    It may not if it is slow in one segment, and not meant for more; or if its busiest link alone
+    takes as long as the fastest so far: in rank order for one in rank order, else nearly so.
     """
-    runs: dict[str, RunTime] = {}
-    for one in candidates:
-        if one.messages <= MOST_MESSAGES:
-            advance(one.name)
-            runs[one.name] = times_on.run(one.schedule, nbytes)
-    least_s = min(run.seconds for run in runs.values())
-    best_s = {False: inf, True: inf}  # of those in rank order, too
-    by_time = sorted(
-        (one for one in candidates if one.name in runs), key=lambda one: runs[one.name].seconds
-    )
-    for one in by_time:
-        run = runs[one.name]
-        time = SearchTime(run.seconds, one.name, 1)
-        is_meant = one.pipelined or time.seconds < _NEARLY * least_s
-        limit_s = best_s[True] if one.is_plain else best_s[False] / HARDLY
-        if is_meant and run.busiest_s < limit_s:
-            time = times_on.best(one.schedule, nbytes, one.messages)._replace(algorithm=one.name)
-        for is_plain in {False, one.is_plain}:
-            best_s[is_plain] = min(best_s[is_plain], time.seconds)
-        yield time
+    runs: list[tuple[_Candidate, RunTime]] = []
+    for candidate in candidates:
+        if candidate.messages <= MOST_MESSAGES:
+            advance(candidate.name)
+            runs.append((candidate, times_on.run(candidate.schedule, nbytes)))
+    runs.sort(key=lambda pair: pair[1].seconds)
+    best_s, best_plain_s = inf, inf  # of all, and of those in rank order
+    for candidate, run in runs:
+        name, seconds, segments = candidate.name, run.seconds, 1
+        is_meant = candidate.pipelined or seconds < _NEARLY * runs[0][1].seconds
+        if is_meant and run.busiest_s < (best_plain_s if candidate.is_plain else best_s / HARDLY):
+            best = times_on.best(candidate.schedule, nbytes, candidate.messages)
+            seconds, segments = best.seconds, best.segments
+        best_s = min(best_s, seconds)
+        if candidate.is_plain:
+            best_plain_s = min(best_plain_s, seconds)
+        yield SearchTime(seconds, name, segments)
 
 
 def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:
-    """The links of a network that make ways between ranks clearly slower than they were, in words.
+    """The links of a network that make ways between ranks clearly slower than before, in words.
 
     They are those on the way that has lost the most, and on ways that have lost half as much.
     """
     lost: dict[str, tuple[float, float, float]] = {}  # share that is left, GB/s before and now
-    ranks = range(now.world_size)
-    for pair in ((a, b) for a in ranks for b in ranks if a != b):
+    for pair in permutations(range(now.world_size), 2):
         was = min(float(before.links[index].fastest) for index in before.route(*pair))
         link = min((now.links[index] for index in now.route(*pair)), key=lambda link: link.fastest)
         speed = float(link.fastest)
@@ -397,7 +390,7 @@ def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:
 
 
 def _registered(collective: str, topology: Topology) -> Iterator[_Candidate]:
-    """The registered algorithms, in rank order and in that of near ranks, and hierarchies over the hosts."""
+    """The registered algorithms, in rank order and in near order, and hierarchies over the hosts."""
     world_size = topology.world_size
     order = near_order(topology, _NEAR_NBYTES)
     in_order = "" if order == tuple(range(world_size)) else f"~{order_in_text(order)}"
@@ -409,9 +402,11 @@ def _registered(collective: str, topology: Topology) -> Iterator[_Candidate]:
     for name in names:
         for entry in named(name, collective):
             is_stored = entry.needs_hosts or not entry.built_in
-            is_of_one_root = is_stored and contract(collective).rooted
-            is_fit = name.startswith("fitted_")
-            if is_fit or is_of_one_root or (entry.needs_hosts and not several):
+            if (
+                name.startswith("fitted_")
+                or (is_stored and contract(collective).rooted)
+                or (entry.needs_hosts and not several)
+            ):
                 continue
             yield _Candidate(
                 name,
@@ -437,5 +432,5 @@ def _found(collective: str, topology: Topology, exact: bool, seed: int) -> Itera
                 collective, topology, method=method, most_chunks=most_chunks, more_steps=1,
                 effort=_EFFORT, seed=seed,
             )  # fmt: skip
-            for point in front.points:
-                yield _Candidate(point.schedule.algorithm, point.schedule, False, False, True)
+            for _, schedule in front.points:
+                yield _Candidate(schedule.algorithm, schedule, False, False, True)

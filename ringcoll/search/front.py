@@ -11,13 +11,10 @@ from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, TooLargeError
 from ringcoll.schedule import Schedule, contract
-from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
-from ringcoll.search.build import Moves, schedule_of_moves
-from ringcoll.search.demand import SEARCHED, Demand, demand_of, phases_of
-from ringcoll.search.greedy import greedy_moves, speeds_of_steps
+from ringcoll.search.bounds import least_rounds_per_chunk, least_steps, least_time
+from ringcoll.search.build import SEARCHED, Demand, Moves, demand_of, phases_of, schedule_of_moves
+from ringcoll.search.heuristics import greedy_moves, speeds_of_steps, tree_moves
 from ringcoll.search.hops import hops_of
-from ringcoll.search.least_time import least_time
-from ringcoll.search.packing import tree_moves
 from ringcoll.search.sccl import Answer, solve
 from ringcoll.simulation import Topology, simulate
 
@@ -27,6 +24,14 @@ METHODS = {
     "trees": "spanning trees that share out the links, for large data in segments",
 }
 """The searches, and what they are."""
+
+_PATIENCE = 3
+"""Questions without an answer after which the exact search goes on to more steps."""
+_TRIALS = 4
+"""Seeds that the greedy search tries: on tori of 16 to 128 ranks they differ by a step or two."""
+_MOST_WORK = {"exact": 1 << 15, "greedy": 1 << 19, "trees": 1 << 17}
+"""Ranks times hops times chunks of a block: about a minute for an all-gather, on a chain of 90, 360
+and 180 ranks."""
 
 
 class SearchedShape(NamedTuple):
@@ -129,16 +134,10 @@ class _Search:
         return demand_of(self.base, self.topology.world_size, chunks, self.root)
 
     def point(
-        self,
-        method: str,
-        shape: SearchedShape,
-        phases: Sequence[Moves],
-        demand: Demand | None = None,
+        self, method: str, shape: SearchedShape, phases: Sequence[Moves], demand: Demand
     ) -> SearchedPoint:
         """The schedule of a shape, whose steps and rounds are those of all phases."""
-        name = "_".join(map(str, (method, shape.steps, shape.rounds, shape.chunks)))
-        name = name.replace("/", ":")
-        demand = demand or self.demand(shape.chunks)
+        name = "_".join(map(str, (method, *shape))).replace("/", ":")
         return SearchedPoint(shape, schedule_of_moves(self.collective, name, demand, phases))
 
 
@@ -160,7 +159,7 @@ def _exact(
             answer, moves = _solved(search, shape, effort, seed)
             total = SearchedShape(phases * steps, phases * shape.rounds, shape.chunks)
             if answer is Answer.POSSIBLE:
-                yield search.point("exact", total, moves)
+                yield search.point("exact", total, moves, search.demand(shape.chunks))
                 below = shape.rounds_per_chunk
                 break
             refused[total] = answer
@@ -169,14 +168,10 @@ def _exact(
                 break
 
 
-_PATIENCE = 3
-"""Questions without an answer after which the exact search goes on to more steps."""
-
-
 def _candidates(
     search: _Search, steps: int, most_chunks: int, bound: Fraction, below: Fraction | None
 ) -> Iterator[SearchedShape]:
-    """The shapes of a phase that may be better than ``below``, those of fewest rounds per chunk first."""
+    """The shapes of a phase that may be better than ``below``, of fewest rounds per chunk first."""
     num_blocks = len(search.demand(1).owners)
     shapes = [
         SearchedShape(steps, rounds, chunks)
@@ -212,17 +207,16 @@ def _greedy(search: _Search, chunks: int, seed: int, nbytes: int) -> SearchedPoi
     demand = search.demand(chunks)
     points = []
     for graphs in zip(*map(speeds_of_steps, search.graphs), strict=True):
+        seeds = range(seed, seed + _TRIALS)
         phases = [
-            min(
-                (greedy_moves(graph, demand, seed=seed + trial) for trial in range(_TRIALS)),
-                key=len,
-            )
+            min((greedy_moves(graph, demand, seed=each) for each in seeds), key=len)
             for graph in graphs
         ]
         steps = sum(map(len, phases))
         rounds = steps * search.graphs[0].bandwidth / graphs[0].bandwidth
         rounds = int(rounds) if rounds.denominator == 1 else rounds
-        points.append(search.point("greedy", SearchedShape(steps, rounds, chunks), phases))
+        shape = SearchedShape(steps, rounds, chunks)
+        points.append(search.point("greedy", shape, phases, demand))
     if len(points) == 1:
         return points[0]
     return min(points, key=lambda point: simulate(point.schedule, nbytes, search.topology).seconds)
@@ -253,14 +247,10 @@ def _trees(search: _Search, chunks: int) -> SearchedPoint:
         rounds, vector, moves = tree_moves(graph, vector, both_ways=True)
         shape = SearchedShape(2 * len(moves), rounds * search.topology.world_size, chunks)
         return search.point("trees", shape, [moves, moves], vector)
-    found = [tree_moves(graph, demand, both_ways=False) for graph in search.graphs]
-    steps = sum(len(moves) for _, _, moves in found)
-    shape = SearchedShape(steps, sum(rounds for rounds, _, _ in found), chunks)
-    return search.point("trees", shape, [moves for _, _, moves in found])
-
-
-_MOST_WORK = {"exact": 1 << 15, "greedy": 1 << 19, "trees": 1 << 17}
-"""Ranks times hops times chunks of a block: about a minute for an all-gather, on a chain of 90, 360 and 180 ranks."""
+    answers = [tree_moves(graph, demand, both_ways=False) for graph in search.graphs]
+    phases = [moves for _, _, moves in answers]
+    shape = SearchedShape(sum(map(len, phases)), sum(rounds for rounds, *_ in answers), chunks)
+    return search.point("trees", shape, phases, demand)
 
 
 def _check_work(method: str, world_size: int, num_hops: int, chunks: int) -> None:
@@ -270,14 +260,10 @@ def _check_work(method: str, world_size: int, num_hops: int, chunks: int) -> Non
         dense = num_hops > 8 * world_size  # hops then grow with the square of the ranks
         ranks = int(world_size * (most / work) ** (1 / (3 if dense else 2)))
         raise TooLargeError(
-            f"the search {method!r} on {world_size} ranks with {num_hops} hops or more, and {chunks} chunks, "
-            f"is too large; about {max(2, ranks)} ranks would do",
+            f"the search {method!r} on {world_size} ranks with {num_hops} hops or more, and {chunks} "
+            f"chunks, is too large; about {max(2, ranks)} ranks would do",
             most=most,
         )
-
-
-_TRIALS = 4
-"""Seeds that the greedy search tries: on tori of 16 to 128 ranks they differ by a step or two."""
 
 
 def synthesize(
@@ -346,7 +332,8 @@ def synthesize(
     _check_work(method, topology.world_size, len(search.graphs[0].hops), most_chunks)
     refused: dict[SearchedShape, Answer] = {}
     if topology.world_size == 1:
-        points = [search.point(method, SearchedShape(0, 0, 1), [()] * len(search.graphs))]
+        phases = [()] * len(search.graphs)
+        points = [search.point(method, SearchedShape(0, 0, 1), phases, search.demand(1))]
     elif method == "exact":
         points = list(_exact(search, most_chunks, more_steps, effort, seed, refused))
     else:

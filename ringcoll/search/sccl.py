@@ -1,8 +1,8 @@
 """SCCL's search: a schedule of so many steps and rounds, or the proof that there is none.
 
 The problem. Each block is cut into C chunks. A schedule has S steps, step s takes r_s rounds, and
-all steps together R. In a step a limit of speed b carries at most b * r_s chunks. A rank can send in
-a step what it had before the step. So S counts latencies, and R / C is the time of the data.
+all steps together R. In a step a limit of speed b carries at most b * r_s chunks. A rank can send
+in a step what it had before the step. So S counts latencies, and R / C is the time of the data.
 
 The model, for the solver CP-SAT of OR-Tools. A variable is true if a chunk takes a hop in a step;
 there is none if the chunk cannot be there so early, or is of no use so late. Then
@@ -15,8 +15,8 @@ Chunks of a block can change places, and so can ranks of a regular graph; the so
 symmetries itself. One thread, with a limit that does not depend on the clock: the answer depends
 on the arguments alone, and on the version of the solver.
 
-Source: Z. Cai et al., "Synthesizing Optimal Collective Algorithms", arXiv 2008.08708, section 3. The
-paper's model has the step of an arrival as an integer, for the solver Z3.
+Source: Z. Cai et al., "Synthesizing Optimal Collective Algorithms", arXiv 2008.08708, section 3.
+The paper's model has the step of an arrival as an integer, for the solver Z3.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ringcoll.errors import MissingExtraError
-from ringcoll.search.build import ChunkMove, Moves
-from ringcoll.search.demand import Demand
+from ringcoll.search.build import ChunkMove, Demand, Moves
 from ringcoll.search.hops import HopGraph
 
 

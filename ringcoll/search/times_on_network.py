@@ -1,22 +1,26 @@
 """How long schedules take on a topology, in their best numbers of segments.
 
-A schedule is simulated in 1, 4, 16, 64 and 256 segments, until more segments gain hardly anything. Where that is a work of many
-seconds, the time in more than 16 segments follows from those of as many segments as the schedule has steps, 8 at least, and
-of 16 segments as long: by then each further one takes as long as the one before. Of trees such times were wrong by 0.4 %
-at most. Schedules of more than 12 steps are simulated to the end.
+A schedule is simulated in 1, 4, 16, 64 and 256 segments, until more segments gain hardly anything.
+Where that is a work of many seconds, the time in more than 16 segments follows from those of as
+many segments as the schedule has steps, 8 at least, and of 16 segments as long: by then each
+further one takes as long as the one before. Of trees such times were wrong by 0.4 % at most.
+Schedules of more than 12 steps are simulated to the end. A search has to beat the registered
+algorithms.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ringcoll.schedule import Schedule, step_count
+from ringcoll.algorithms import Algorithm, algorithms
+from ringcoll.schedule import Schedule, estimated_messages, step_count
 from ringcoll.simulation import Topology, simulate
 
 MOST_MESSAGES = 1 << 18
 """Messages of all segments in a run: 3 s by events, and there are some 25 algorithms."""
 HARDLY = 1.03
-"""Times as fast, which is not worth more messages: a model is not better than that, and each message has its cost."""
+"""Times as fast, which is not worth more messages: a model is not better, and messages cost."""
 _EXACT_MESSAGES = 1 << 13  # of a run by events that is not shortened
 _SEGMENTS = (4, 16, 64, 256)
 _FEW, _MOST_STEPS, _MANY = 8, 12, 16
@@ -31,7 +35,7 @@ class SearchTime(NamedTuple):
 
 
 class RunTime(NamedTuple):
-    """Seconds of a simulated run, and those that its busiest link needs; and the engine that ran it."""
+    """Seconds of a simulated run, those that its busiest link needs, and the engine."""
 
     seconds: float
     busiest_s: float
@@ -39,7 +43,10 @@ class RunTime(NamedTuple):
 
 
 class TimesOnNetwork:
-    """How long schedules take on a topology; each run is made once, as runs of one length of a segment serve several sizes."""
+    """How long schedules take on a topology.
+
+    Each run is made once, as runs of one length of a segment serve several sizes.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -78,3 +85,38 @@ class TimesOnNetwork:
                 break
             best = SearchTime(seconds, schedule.algorithm, segments)
         return best
+
+
+def fastest_times(
+    schedules: Iterable[Schedule], topology: Topology, nbytes: int
+) -> list[SearchTime]:
+    """Simulate each schedule, in its best number of segments."""
+    times = TimesOnNetwork(topology)
+    return [
+        times.best(schedule, nbytes, estimated_messages(schedule, MOST_MESSAGES))
+        for schedule in schedules
+    ]
+
+
+def registered_times(
+    collective: str,
+    topology: Topology,
+    nbytes: int,
+    root: int = 0,
+    advance: Callable[[str], object] = lambda name: None,
+    entries: Iterable[Algorithm] | None = None,
+) -> list[SearchTime]:
+    """Simulate every registered algorithm of a collective, or ``entries``, the fastest first.
+
+    Each is simulated in its best number of segments. Algorithms that need to know hosts get two.
+    Those with too many messages are left out. ``advance`` is called with the name of each.
+    """
+    world_size = topology.world_size
+    best, times = [], TimesOnNetwork(topology)
+    for entry in algorithms(collective, world_size) if entries is None else entries:
+        advance(entry.name)
+        schedule = entry.schedule(world_size, root)
+        messages = estimated_messages(schedule, MOST_MESSAGES)
+        if messages <= MOST_MESSAGES:
+            best.append(times.best(schedule, nbytes, messages))
+    return sorted(best)

@@ -3,10 +3,11 @@
 Problem: say how long a schedule takes on a network that is not here, which links are full, and
 who waits for whom. The engine executes the steps of every rank; a schedule needs nothing for it.
 
-The model of a rank. A rank runs *waves*, as the executor does: with S segments, segment j does
-step w - j in wave w; with one segment a wave is a step. (In segments, the executor does steps in which no
-rank sends with the step before them; here they are waves of their own, so a run may end one later.) A wave begins when the rank's previous
-wave has ended, and a wave with nothing to do takes no time. In a wave
+The model of a rank. A rank runs *waves*, as the executor does: with S segments, segment j does step
+w - j in wave w; with one segment a wave is a step. (In segments, the executor does steps in which
+no rank sends with the step before them; here they are waves of their own, so a run may end one
+later.) A wave begins when the rank's previous wave has ended, and a wave with nothing to do takes
+no time. In a wave
 
 - the rank posts all its sends at once. The bytes of the first message begin to move after
   ``alpha_s``, those of each further message ``overhead_s`` later than those before it;
@@ -32,28 +33,17 @@ ranks step by step, where no link can be full; or the events of a few ranks that
 where the programs and the network are proved to be alike. `simulate` takes the fastest.
 
 ===============  ==========================================================
-`links`          links, and the numbers of a topology
 `topology`       ranks, links and routes; links that have failed
-`shapes`         crossbar, ring, torus
-`levels`         fat tree, hosts with several ranks
-`dragonfly`      groups of routers
-`texts`          the text of a topology
+`shapes`         crossbars, rings, tori, fat trees, hosts, dragonflies
+`texts`          topologies by text: shapes, and networks of real machines
 `graph_text`     the text of a graph, a link a line
-`trials`         which ranks send at once while a group is measured
-`rates`          numbers of pairs of ranks or hosts
-`measured`       what was measured, and the topology that explains it
-`dgx1`           the DGX-1
-`presets`        networks of real machines, with the sources of their numbers
+`measured`       what is measured of a group, and the topology that explains it
 `waves`          the steps of a rank as waves, lazily
-`rotations`      programs that are one program, turned
-`symmetry`       networks that look the same from every p-th rank
-`flows`          links that messages share
-`event_engine`   the engine of events
+`symmetry`       programs that are one, turned, and networks that look the same
+`event_engine`   the engine of events, and links that messages share
 `lockstep`       the engine of steps, where no link is ever full
-`runs`           what the engines have to know, and what they find
 `simulate_call`  `simulate`: checks the call, and takes an engine
-`results`        times, loads of links, the critical path
-`picture`        the picture, for Perfetto
+`results`        a run's numbers, times, loads and path; the picture, for Perfetto
 ===============  ==========================================================
 """
 

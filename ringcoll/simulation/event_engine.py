@@ -2,79 +2,196 @@
 
 A rank's wave ends when the times of all its messages are known. On links that are never full they
 are known when a message is posted, so ranks are run one after the other, without a queue of
-events, until each waits for a message that is not posted yet. On other links a queue of
-events, in order of time, begins and ends messages, and `ringcoll.simulation.flows` shares the
-links. A step is produced when its rank comes to it, and a message is forgotten when it is taken.
+events, until each waits for a message that is not posted yet. On other links a queue of events, in
+order of time, begins and ends messages. A step is produced when its rank comes to it, and a message
+is forgotten when it is taken.
 
-Where some ranks stand for all (`ringcoll.simulation.symmetry`), only these are run. A message to another rank
-is then received by the rank that stands for it, which sees its sender as far away as it is.
+Messages that share a link have max-min fair rates. Only a *crowded* link, which has more messages
+than lanes, makes one message slower than another. So when a message begins or ends, only the
+messages get new rates that are joined to it by crowded links; without a crowded link that is the
+message itself.
+
+Where some ranks stand for all (`ringcoll.simulation.symmetry`), only these are run. A message to
+another rank is then received by the rank that stands for it, which sees its sender as far away as
+it is.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 from ringcoll.errors import ScheduleError
-from ringcoll.simulation.flows import Flows, SimulatedMessage
-from ringcoll.simulation.picture import SimulatedSpan
-from ringcoll.simulation.results import PathStep
-from ringcoll.simulation.runs import RunOutcome, RunSettings
+from ringcoll.simulation.results import PathStep, RunOutcome, RunSettings, SimulatedSpan
 from ringcoll.simulation.symmetry import Folding
+from ringcoll.simulation.topology import Number, Topology
 from ringcoll.simulation.waves import RankWave
-
-_BEGIN, _START, _END = range(3)  # of a rank's wave; of a wave's messages; of a message
 
 _PathNode = tuple[int, int | None, int, Any, Any, Any]
 """A `PathStep` as the rank sees it that stands for others, and the node before it."""
 
 
+@dataclass(eq=False, slots=True)
+class SimulatedMessage:
+    """A message on its way; ``left`` and ``arrival`` are ``None`` until its last byte has left."""
+
+    sender: Any
+    peer: int
+    chunks: int
+    step: int
+    nbytes: Any
+    posted: Any
+    before: _PathNode | None = None  # of the sender, when it posts the message
+    receiver: Any = None
+    left: Any = None
+    arrival: Any = None
+    route: tuple[int, ...] = ()
+    latency: Any = 0
+    fastest: Any = 0
+    remaining: Any = 0
+    rate: Any = 0
+    since: Any = 0
+    version: int = 0
+
+
+class Flows:
+    """The messages on each link of a topology, and their rates; `Folding` explains crossings."""
+
+    def __init__(
+        self, topology: Topology, number: Callable[[Number], Any], crossings: Sequence[int]
+    ) -> None:
+        links = topology.links
+        # One message on less than one lane is slow, but shares the link with nobody.
+        self.limit = [inf if link.lanes is None else max(link.lanes, 1) for link in links]
+        self.capacity: list[Any] = [
+            None if link.capacity is None else number(link.capacity) for link in links
+        ]
+        self.fastest: list[Any] = [number(link.fastest) for link in links]
+        self.latency: list[Any] = [number(link.latency_s) for link in links]
+        self.crossings = crossings
+        # A dictionary is a set in order: sums of floats should not depend on addresses.
+        self.users: list[dict[SimulatedMessage, int]] = [{} for _ in links]
+        self.number = [0] * len(links)
+        self.chunks = [0] * len(links)
+        self.changed: dict[SimulatedMessage, None] = {}
+
+    def lay(self, message: SimulatedMessage, route: tuple[int, ...]) -> None:
+        """Tell a message its route, and count its bytes."""
+        message.route = route
+        latency, fastest = 0, inf
+        for index in route:
+            latency += self.latency[index]
+            fastest = min(fastest, self.fastest[index])
+            self.chunks[index] += message.chunks * self.crossings[index]
+        message.latency, message.fastest = latency, fastest
+
+    def begin(self, message: SimulatedMessage, now: Any) -> Any:
+        """Let the bytes of a message move from now on; return its end if it shares no full link."""
+        message.since, message.remaining = now, message.nbytes
+        crowded = False
+        for index in message.route:
+            users, messages = self.users[index], self.crossings[index]
+            users[message] = users.get(message, 0) + messages
+            self.number[index] += messages
+            crowded = crowded or self.number[index] > self.limit[index]
+        if crowded:
+            self.changed[message] = None
+            return None
+        message.rate = message.fastest
+        return now + message.nbytes / message.rate
+
+    def end(self, message: SimulatedMessage) -> None:
+        """Take a message away whose last byte has left."""
+        self.changed.pop(message, None)
+        for index in message.route:
+            crowded = self.number[index] > self.limit[index]
+            users = self.users[index]
+            self.number[index] -= users.pop(message, 0)
+            if crowded:
+                self.changed.update(dict.fromkeys(users))
+
+    def share(self, now: Any) -> Iterable[tuple[Any, SimulatedMessage]]:
+        """Give new rates where they have changed; yield the messages with their new ends."""
+        joined = self._joined()
+        for message, rate in self._rates(joined):
+            if rate != message.rate:
+                message.remaining -= message.rate * (now - message.since)
+                message.since, message.rate = now, rate
+                message.version += 1
+                yield now + max(message.remaining, 0) / rate, message
+
+    def _joined(self) -> dict[SimulatedMessage, None]:
+        """The messages whose rates may change: those joined to a changed one by crowded links."""
+        joined, self.changed = self.changed, {}
+        waiting, seen = list(joined), set[int]()
+        while waiting:
+            for index in waiting.pop().route:
+                if index not in seen and self.number[index] > self.limit[index]:
+                    seen.add(index)
+                    new = [other for other in self.users[index] if other not in joined]
+                    joined.update(dict.fromkeys(new))
+                    waiting += new
+        return joined
+
+    def _rates(
+        self, active: dict[SimulatedMessage, None]
+    ) -> Iterable[tuple[SimulatedMessage, Any]]:
+        """Fill the links evenly until one is full; its messages keep their rates; and go on."""
+        links = {index for message in active for index in message.route}
+        links = {index for index in links if self.number[index] > self.limit[index]}
+        room = {index: self.capacity[index] for index in sorted(links)}
+        number = {index: self.number[index] for index in room}
+        most = {message: message.fastest for message in active}
+        while most:
+            fair = min((room[index] / number[index] for index in room), default=None)
+            slow = [message for message, rate in most.items() if fair is None or rate <= fair]
+            rate_of = {message: most[message] for message in slow}
+            if not slow:
+                rate_of = {
+                    message: fair
+                    for index in room
+                    if room[index] / number[index] == fair
+                    for message in self.users[index]
+                    if message in most
+                }
+            for message, rate in rate_of.items():
+                yield message, rate
+                del most[message]
+                for index in dict.fromkeys(message.route):
+                    if index in room:
+                        messages = self.users[index][message]
+                        room[index] -= rate * messages
+                        number[index] -= messages
+                        if not number[index]:
+                            del room[index]
+
+
+_BEGIN, _START, _END = range(3)  # of a rank's wave; of a wave's messages; of a message
+
+
+@dataclass(eq=False, slots=True)
 class _SimulatedRank:
     """A rank, and its wave that is under way."""
 
-    __slots__ = (
-        "alpha",
-        "begin",
-        "gamma",
-        "last",
-        "overhead",
-        "pending",
-        "rank",
-        "receives",
-        "sends",
-        "wave",
-        "waves",
-    )
-
-    def __init__(self, rank: int, waves: Iterator[RankWave], settings: RunSettings) -> None:
-        slow = settings.slowness[rank]
-        self.rank, self.waves = rank, waves
-        self.alpha, self.overhead = slow * settings.alpha, slow * settings.overhead
-        self.gamma = slow * settings.gamma * settings.unit  # for a segment of a chunk
-        self.begin: Any = 0
-        self.last: _PathNode | None = None
-        self.wave: RankWave | None = None
-        self.sends: list[SimulatedMessage] = []
-        self.receives: list[SimulatedMessage | None] = []
-        self.pending = 0  # messages of the wave whose times are not known
+    rank: int
+    waves: Iterator[RankWave]
+    alpha: Any
+    overhead: Any
+    gamma: Any  # for a segment of a chunk
+    begin: Any = 0
+    last: _PathNode | None = None
+    wave: RankWave | None = None
+    sends: list[SimulatedMessage] = field(default_factory=list)
+    receives: list[SimulatedMessage | None] = field(default_factory=list)
+    pending: int = 0  # messages of the wave whose times are not known
 
 
 class EventEngine:
-    """One run.
-
-    Parameters
-    ----------
-    settings
-        The schedule, the topology and the numbers of the run.
-    waves
-        The waves of each rank that is run.
-    folding
-        The ranks that are run, and the links that stand for others.
-    trace
-        Whether to keep the times of all messages.
-    """
+    """One run of the waves of each rank that is run; ``trace`` keeps the times of all messages."""
 
     def __init__(
         self,
@@ -89,7 +206,14 @@ class EventEngine:
         self.flows = Flows(settings.topology, settings.number, folding.crossings)
         self.shares = any(link.lanes is not None for link in settings.topology.links)
         self.ranks = [
-            _SimulatedRank(rank, rank_waves, settings) for rank, rank_waves in enumerate(waves)
+            _SimulatedRank(
+                rank,
+                own_waves,
+                slow * settings.alpha,
+                slow * settings.overhead,
+                slow * settings.gamma * settings.unit,
+            )
+            for rank, (own_waves, slow) in enumerate(zip(waves, settings.slowness, strict=False))
         ]
         # Ranks that are alike do the same at the same time: the heap holds each time once, and the
         # events of a time are in the order in which they were made.
@@ -166,18 +290,18 @@ class EventEngine:
         if not state.pending:
             self._complete(state)
         start, starts = now + state.alpha, list[SimulatedMessage]()
-        further = state.overhead
         for peer, chunks, step in wave.sends:
-            message = SimulatedMessage(state, peer, chunks, step, chunks * self.settings.unit, now)
+            nbytes = chunks * self.settings.unit
+            message = SimulatedMessage(state, peer, chunks, step, nbytes, now, state.last)
             state.sends.append(message)
             self._post(message)
             if not self.shares:
                 self._settle(message, start + message.nbytes / message.fastest)
-            elif further:
+            elif state.overhead:
                 self._push(start, _START, [message])
             else:
                 starts.append(message)
-            start += further
+            start += state.overhead
         if starts:
             self._push(start, _START, starts)
 

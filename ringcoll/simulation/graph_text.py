@@ -1,8 +1,8 @@
 """The text of a graph: a topology of any shape, a link a line.
 
 A line names two nodes, the bandwidth of each direction in GB/s, and its latency in microseconds.
-A number is a rank, a word is a switch. ``--`` is a cable, with a link in
-each direction, and ``->`` is a single link::
+A number is a rank, a word is a switch. ``--`` is a cable, with a link in each direction, and ``->``
+is a single link::
 
     # a host with two ranks, and a third rank behind a slow link
     0 -- 1  50  0.5
@@ -10,8 +10,9 @@ each direction, and ``->`` is a single link::
     2 -> 0  6  5
     ranks   0  1.5  0.05
 
-The last line, if it is there, has the costs of a rank: microseconds until a message begins to move, and until
-each further one of a wave does, and nanoseconds to reduce a byte. What follows ``#`` is a comment.
+The last line, if it is there, has the costs of a rank: microseconds until a message begins to move,
+and until each further one of a wave does, and nanoseconds to reduce a byte. What follows ``#`` is a
+comment.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from typing import Any
 
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import LARGEST_WORLD
-from ringcoll.simulation.links import Link, Node
-from ringcoll.simulation.topology import Topology
+from ringcoll.simulation.topology import Link, Node, Topology
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _LINK = re.compile(rf"(\w+)\s*(--|->)\s*(\w+)\s+({_NUMBER})(?:\s+({_NUMBER}))?", re.ASCII)
@@ -46,8 +46,8 @@ def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> T
     Raises
     ------
     ArgumentError
-        There is no link, or a line is none, or has no latency, or its bandwidth is not above 0: the message names
-        the line. Or two ranks are not connected.
+        There is no link, or a line is none, or has no latency, or its bandwidth is not above 0:
+        the message names the line. Or two ranks are not connected.
 
     Examples
     --------
@@ -82,7 +82,8 @@ def topology_text(topology: Topology, comments: Mapping[Link, str] | None = None
     Raises
     ------
     ArgumentError
-        The text cannot say it: a link with several lanes, routes by a formula, a name of other signs.
+        The text cannot say it: a link with several lanes, routes by a formula, a name of other
+        signs.
 
     Examples
     --------

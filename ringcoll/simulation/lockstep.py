@@ -2,8 +2,8 @@
 
 Problem: 33 million messages take an engine of events many minutes. If no link can have more
 messages than lanes, whatever the times are, then nobody waits for a link, and the end of a step is
-a maximum of a few sums. With turned programs (`ringcoll.simulation.rotations`) all ranks do the
-same in a step, so each sum is one operation on a list with a number for each rank. Every
+a maximum of a few sums. With turned programs (`ringcoll.simulation.symmetry`) all ranks do the same
+in a step, so each sum is one operation on a list with a number for each rank. Every
 rank still has times of its own: ranks may be slow or late, and links may differ.
 
 No link is ever full if its senders, each with the most messages that it has on the link in one
@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from operator import add, gt, sub
 from typing import Any
 
-from ringcoll.simulation.results import PathStep
-from ringcoll.simulation.runs import RunOutcome, RunSettings
+from ringcoll.simulation.results import PathStep, RunOutcome, RunSettings
 from ringcoll.simulation.topology import Topology
 from ringcoll.simulation.waves import RankWave
 
@@ -53,14 +52,11 @@ def _senders(waves: Sequence[RankWave], place: int, world_size: int) -> list[int
     taken, senders = Counter[int](), []
     for distance, chunks, *_ in waves[place].receives:
         sends = waves[(place + distance) % len(waves)].sends
-        pairs = [
-            (index, sent)
-            for index, (peer, sent, _) in enumerate(sends)
-            if peer == world_size - distance
-        ]
-        if taken[distance] >= len(pairs) or pairs[taken[distance]][1] != chunks:
+        own = [index for index, send in enumerate(sends) if send[0] == world_size - distance]
+        left = own[taken[distance] :]
+        if not left or sends[left[0]][1] != chunks:
             return None
-        senders.append(pairs[taken[distance]][0])
+        senders.append(left[0])
         taken[distance] += 1
     return senders
 
@@ -86,16 +82,9 @@ def never_full(topology: Topology, programs: Sequence[Sequence[RankWave]]) -> bo
 
 
 class LockstepEngine:
-    """One run of turned programs; a column is the list of a number of every rank of a program.
+    """One run, in one segment, of turned programs, whose peers are distances.
 
-    Parameters
-    ----------
-    settings
-        The topology and the numbers of the run, in one segment.
-    programs
-        Programs that all ranks run in turn; the peers are distances.
-    senders
-        What `senders_of` returns for them.
+    A column is the list of a number of every rank of a program.
     """
 
     def __init__(
@@ -125,20 +114,14 @@ class LockstepEngine:
         for waves, senders in zip(zip(*self.programs, strict=True), self.senders, strict=True):
             left = [self._left(place, wave) for place, wave in enumerate(waves)]
             blamed, ends = bytearray(self.world_size), list(self.ends)
-            for place, wave in enumerate(waves):
+            for place, of_program in enumerate(senders):
                 every = slice(place, None, self.period)
-                ends[every], blamed[every] = self._step(place, wave, senders[place], waves, left)
+                ends[every], blamed[every] = self._step(place, waves, of_program, left)
             self.ends = ends
             self.ends_of_steps.append(ends if self.settings.is_exact else array("d", ends))
             self.blamed_in_steps.append(blamed)
-        return RunOutcome(
-            tuple(self.ends),
-            tuple(self.waited),
-            tuple(self.chunks),
-            self._path(),
-            self.messages,
-            None,
-        )
+        of_all = tuple(self.ends), tuple(self.waited), tuple(self.chunks)
+        return RunOutcome(*of_all, self._path(), self.messages, None)
 
     def _lay_routes(self) -> None:
         """Look up the rates and latencies of all messages, and count the bytes on the links."""
@@ -159,9 +142,8 @@ class LockstepEngine:
                 for chunks in messages:
                     nbytes = chunks * settings.unit
                     self.seconds[place, distance, chunks] = [nbytes / rate for rate in rates]
-                self.latency[place, distance] = [
-                    sum([latency[index] for index in route]) for route in routes
-                ]
+                latencies = [sum([latency[index] for index in route]) for route in routes]
+                self.latency[place, distance] = latencies
                 sent = sum(chunks * times for chunks, times in messages.items())
                 self.messages += sum(messages.values()) * len(routes)
                 for route in routes:
@@ -179,26 +161,24 @@ class LockstepEngine:
         return columns
 
     def _step(
-        self,
-        place: int,
-        wave: RankWave,
-        senders: list[int],
-        waves: Sequence[RankWave],
-        left: list[list[list[Any]]],
+        self, place: int, waves: Sequence[RankWave], senders: list[int], left: list[list[list[Any]]]
     ) -> tuple[list[Any], bytes]:
         """The ends of a step, and who was waited for last: a column each."""
-        now = self._reduced(self.ends[place :: self.period], place, wave.reduced)
+        every, wave = slice(place, None, self.period), waves[place]
+        now = self._reduced(self.ends[every], place, wave.reduced)
         blamed = bytes(len(now))
-        for number, ((distance, chunks, _, reduces), index) in enumerate(
-            zip(wave.receives, senders, strict=True)
-        ):
+        pairs = zip(wave.receives, senders, strict=True)
+        for number, ((distance, chunks, _, reduces), index) in enumerate(pairs, start=1):
             turns, sender = divmod(place + distance, self.period)
             arrival = left[sender][index]
             latency = self.latency[sender, waves[sender].sends[index][0]]
             if any(latency):
                 arrival = list(map(add, arrival, latency))
             arrival = arrival[turns:] + arrival[:turns]
-            now, blamed = self._waited(place, now, arrival, blamed, number + 1)
+            before = now
+            now, blamed = _latest(now, arrival, blamed, number)
+            if now is not before:
+                self.waited[every] = map(add, self.waited[every], map(sub, now, before))
             if reduces:
                 now = self._reduced(now, place, chunks)
         for column in left[place]:
@@ -211,20 +191,10 @@ class LockstepEngine:
             return now
         column = self.reducing.get((place, chunks))
         if column is None:
-            of_all = self.settings.gamma, self.settings.unit
-            column = [chunks * (slow * of_all[0] * of_all[1]) for slow in self.slow[place]]
+            gamma, unit = self.settings.gamma, self.settings.unit
+            column = [chunks * (slow * gamma * unit) for slow in self.slow[place]]
             self.reducing[place, chunks] = column
         return list(map(add, now, column))
-
-    def _waited(
-        self, place: int, now: list[Any], arrival: list[Any], blamed: bytes, number: int
-    ) -> tuple[list[Any], bytes]:
-        """The times after a message has arrived; add to the time that was waited."""
-        latest, blamed = _latest(now, arrival, blamed, number)
-        if latest is not now:
-            every = slice(place, None, self.period)
-            self.waited[every] = map(add, self.waited[every], map(sub, latest, now))
-        return latest, blamed
 
     def _path(self) -> tuple[PathStep, ...]:
         """The critical path, from its beginning."""
@@ -254,7 +224,5 @@ def _latest(
         return now, blamed
     if waiting == len(now):
         return other, bytes([number]) * len(now)
-    return (
-        list(map(max, now, other)),
-        bytes([number if is_later else old for is_later, old in zip(later, blamed, strict=True)]),
-    )
+    blame = [number if is_later else old for is_later, old in zip(later, blamed, strict=True)]
+    return list(map(max, now, other)), bytes(blame)

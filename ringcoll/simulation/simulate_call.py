@@ -16,13 +16,10 @@ from ringcoll.schedule import (
     without_collection,
 )
 from ringcoll.simulation.event_engine import EventEngine
-from ringcoll.simulation.links import Number, checked
 from ringcoll.simulation.lockstep import LockstepEngine, never_full, senders_of
-from ringcoll.simulation.results import SimulatedRun
-from ringcoll.simulation.rotations import turned, turned_programs
-from ringcoll.simulation.runs import RunOutcome, RunSettings
-from ringcoll.simulation.symmetry import Folding, folded
-from ringcoll.simulation.topology import Topology
+from ringcoll.simulation.results import RunOutcome, RunSettings, SimulatedRun
+from ringcoll.simulation.symmetry import Folding, folded, turned, turned_programs
+from ringcoll.simulation.topology import Number, Topology, checked
 from ringcoll.simulation.waves import RankWave, in_segments, waves_of
 
 ENGINES = {
@@ -36,15 +33,12 @@ _MOST_NBYTES = 1 << 62
 _MOST_SEGMENTS = 1 << 16
 _MOST_TRACED = 1 << 20
 """Messages of a trace: a picture with more of them is some GiB."""
-
 _MOST_MESSAGES = 1 << 21
 """Messages of a run by events, which take some 12 us each."""
 _MOST_STEPS = 1 << 27
 """Steps of all ranks of a run by steps, which has 9 bytes for each; a message takes some 0.3 us."""
-
 _MOST_PAIRS = 1 << 24
-"""Pairs of ranks between which messages go in turned programs; each pair has a route, which takes some 1.3 us."""
-
+"""Pairs of ranks that exchange messages in turned programs; each has a route, of some 1.3 us."""
 _MESSAGE_BY_EVENTS = 40
 """Cost of a message by events in messages by steps; measured at some 12 us and 0.3 us."""
 
@@ -64,8 +58,7 @@ def simulate(
 
     The cost is about linear in the messages: in those of all ranks, or in those of the ranks that
     stand for all, if the programs and the network are alike for all ranks. That is proved before,
-    see `ringcoll.simulation.rotations` and `ringcoll.simulation.symmetry`. A schedule should be
-    verified before.
+    see `ringcoll.simulation.symmetry`. A schedule should be verified before.
 
     Parameters
     ----------
@@ -143,6 +136,8 @@ def simulate(
     seconds = max(outcome.ends)
     if isinstance(seconds, float) and not isfinite(seconds):
         raise ArgumentError("the run takes longer than a float can say", argument="topology")
+    findings = outcome._asdict()
+    link_chunks = findings.pop("link_chunks")
     return SimulatedRun(
         schedule=schedule,
         nbytes=nbytes,
@@ -152,12 +147,8 @@ def simulate(
         slowness=slowness,
         engine=name,
         seconds=seconds,
-        ends=outcome.ends,
-        waited_s=outcome.waited_s,
-        link_nbytes=tuple(chunks * settings.unit for chunks in outcome.link_chunks),
-        path=outcome.path,
-        num_messages=outcome.num_messages,
-        spans=outcome.spans,
+        link_nbytes=tuple(chunks * settings.unit for chunks in link_chunks),
+        **findings,
     )
 
 
@@ -180,13 +171,11 @@ def _outcome(
         if folding is not None:
             sends = sum(len(wave.sends) for program in programs for wave in program)
             _check_messages(settings, sends * folding.period // len(programs))
-            waves = [
-                in_segments(
-                    map(partial(_from_rank, rank, world_size), programs[rank % len(programs)]),
-                    segments,
-                )
-                for rank in range(folding.period)
-            ]
+            waves = []
+            for rank in range(folding.period):
+                of_rank = partial(turned, by=rank, world_size=world_size)
+                steps = map(of_rank, programs[rank % len(programs)])
+                waves.append(in_segments(steps, segments))
             return "symmetry", EventEngine(settings, waves, folding).run()
     if engine not in ("auto", "events"):
         raise ArgumentError(
@@ -206,8 +195,8 @@ def _check_pairs(schedule: Schedule, programs: list[list[RankWave]]) -> None:
     pairs = sum(map(len, distances)) * schedule.world_size // len(programs)
     if pairs > _MOST_PAIRS:
         raise TooLargeError(
-            f"{schedule.algorithm} {schedule.collective} on {schedule.world_size} ranks has messages "
-            f"between {pairs:,} pairs of ranks, expected at most {_MOST_PAIRS:,}",
+            f"{schedule.algorithm} {schedule.collective} on {schedule.world_size} ranks has "
+            f"messages between {pairs:,} pairs of ranks, expected at most {_MOST_PAIRS:,}",
             most=_MOST_PAIRS,
         )
 
@@ -215,19 +204,14 @@ def _check_pairs(schedule: Schedule, programs: list[list[RankWave]]) -> None:
 def _check_messages(settings: RunSettings, messages: int) -> None:
     """Refuse a run by events that would take many minutes."""
     if messages * settings.segments > _MOST_MESSAGES:
-        fewer = _MOST_MESSAGES // max(1, messages)
+        schedule, fewer = settings.schedule, _MOST_MESSAGES // max(1, messages)
         hint = f"; {fewer} segments would do" if fewer else ""
         raise TooLargeError(
-            f"{settings.schedule.algorithm} {settings.schedule.collective} on "
-            f"{settings.schedule.world_size} ranks has about {messages * settings.segments:,} messages "
-            f"here, expected at most {_MOST_MESSAGES:,}{hint}",
+            f"{schedule.algorithm} {schedule.collective} on {schedule.world_size} ranks has about "
+            f"{messages * settings.segments:,} messages here, expected at most "
+            f"{_MOST_MESSAGES:,}{hint}",
             most=0 if fewer else _MOST_MESSAGES,
         )
-
-
-def _from_rank(rank: int, world_size: int, wave: RankWave) -> RankWave:
-    """A wave of a turned program, as a rank sees it."""
-    return turned(wave, rank, world_size)
 
 
 def _check_memory(schedule: Schedule, nbytes: int, topology: Topology) -> None:

@@ -1,18 +1,140 @@
-"""The text of a topology, such as ``torus:4x8``."""
+"""Topologies by the text of a user, such as ``torus:4x8``: shapes, and networks of real machines.
+
+Machines have the sources of their numbers. Latencies are those by which NCCL chooses its algorithms
+(ring, protocol Simple; ``ncclTunerConstants`` in ``src/graph/tuning.cc``, read at commit 5067397c):
+3.4 us over NVLink, 5.7 us over PCI Express, 14 us over a network. They are costs of software, too:
+a bare message takes less.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation.dragonfly import dragonfly
-from ringcoll.simulation.levels import fat_tree, hosts
-from ringcoll.simulation.links import Number
-from ringcoll.simulation.presets import MACHINES, PRESETS
-from ringcoll.simulation.shapes import crossbar, ring, torus
-from ringcoll.simulation.topology import Topology
+from ringcoll.simulation.graph_text import topology_from_text
+from ringcoll.simulation.shapes import crossbar, dragonfly, fat_tree, hosts, ring, torus
+from ringcoll.simulation.topology import Number, Topology
+
+
+def dgx1() -> Topology:
+    """Build the topology of a DGX-1 with V100: 8 ranks, each with 6 cables to 4 other ranks."""
+    # 25 GB/s each way a cable; a double cable is one link of 50 GB/s. 3.4 us over NVLink.
+    double = pairwise((0, 1, 3, 2, 6, 7, 5, 4, 0))
+    single = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
+    cables = [f"{a} -- {b} 50 3.4" for a, b in double] + [f"{a} -- {b} 25 3.4" for a, b in single]
+    return topology_from_text("\n".join(cables), name="dgx1")
+
+
+_NCCL = "latency: NCCL, src/graph/tuning.cc, ring, protocol Simple"
+
+
+class Machine(NamedTuple):
+    """A network of real machines, and the sources of its numbers."""
+
+    about: str
+    source: str
+    build: Callable[[int, tuple[int, ...]], Topology]  # of the number of ranks, and of dimensions
+    example: str = ""  # ranks in each dimension, for the help; empty if the text has none
+    world_size: int | None = None  # if all such machines have as many ranks
+
+
+def _dgx_h100(world_size: int, shape: tuple[int, ...]) -> Topology:
+    return hosts(
+        world_size,
+        ranks_per_host=8,
+        bandwidth=450e9,
+        latency_s=3.4e-6,
+        across_bandwidth=50e9,
+        across_latency_s=14e-6 - 3.4e-6,  # a route between hosts has both
+        cards=8,
+        memory_nbytes=80 * 10**9,
+    )
+
+
+def _pcie_host(gigabytes_per_s: float, world_size: int, shape: tuple[int, ...]) -> Topology:
+    if world_size > 8:
+        raise ArgumentError(
+            "a host has slots for 8 cards of 16 lanes at most",
+            argument="world_size", expected="at most 8", got=world_size,
+        )  # fmt: skip
+    return crossbar(world_size, bandwidth=gigabytes_per_s * 1e9, latency_s=5.7e-6)
+
+
+def _tpu(gigabytes_per_s: int, gibibytes: int, world_size: int, shape: tuple[int, ...]) -> Topology:
+    memory = gibibytes << 30
+    return torus(shape, bandwidth=gigabytes_per_s * 1e9, latency_s=1e-6, memory_nbytes=memory)
+
+
+MACHINES = {
+    "dgx1": Machine(
+        "8 V100 GPUs, a cube of NVLink with some diagonals and double cables",
+        "Z. Cai et al., arXiv 2008.08708, figure 1, and the topology dgx1 of msccl-tools (the "
+        "cables); NVIDIA DGX-1 with V100 (6 links of NVLink a GPU, 25 GB/s each way); "
+        f"{_NCCL}, NVLink",
+        lambda world_size, shape: dgx1(),
+        world_size=8,
+    ),
+    "pcie4_host": Machine(
+        "a host with cards in slots of PCI Express 4.0 with 16 lanes",
+        "16 GT/s a lane, 128b/130b: 31.5 GB/s each way, of which packets take a part; that all "
+        f"cards talk at once at full speed is assumed; {_NCCL}, PCI",
+        partial(_pcie_host, 31.5),
+    ),
+    "pcie5_host": Machine(
+        "a host with cards in slots of PCI Express 5.0 with 16 lanes",
+        "32 GT/s a lane, 128b/130b: 63 GB/s each way, of which packets take a part; that all "
+        f"cards talk at once at full speed is assumed; {_NCCL}, PCI",
+        partial(_pcie_host, 63.0),
+    ),
+    "dgx_h100": Machine(
+        "hosts of 8 H100 GPUs with NVLink and 8 network cards of 400 Gb/s",
+        "NVIDIA on HGX H100 (NVLink 4 through NVSwitch: 900 GB/s a GPU, both ways together; 80 GB "
+        "a GPU) and DGX H100 user guide, table of network modules (8 ConnectX-7, one a GPU; 400 "
+        f"Gb/s each); {_NCCL}, NVLink and network",
+        _dgx_h100,
+    ),
+    "infiniband_ndr": Machine(
+        "hosts with one rank, and InfiniBand of 400 Gb/s",
+        "NVIDIA, DGX SuperPOD cabling guide, NDR overview (400 Gb/s a port); a switch that never "
+        f"is full is assumed; {_NCCL}, network",
+        lambda world_size, shape: crossbar(world_size, bandwidth=50e9, latency_s=14e-6),
+    ),
+    "ethernet_10g": Machine(
+        "hosts with one rank, and Ethernet of 10 Gb/s",
+        "10 Gb/s by the name of the standard, IEEE 802.3ae; alpha of 60 us: what a message costs "
+        "over gloo, measured on one host (ringcoll/transport/catalogue.py), so a network has more",
+        lambda world_size, shape: crossbar(world_size, bandwidth=1.25e9, alpha_s=60e-6),
+    ),
+    "tpu_v4": Machine(
+        "a 3-D torus of TPU v4 chips",
+        "N. P. Jouppi et al., TPU v4, arXiv 2304.01433 (3-D torus, 32 GiB; 6 links of 50 GB/s each "
+        "way: checked in G. K. Lockwood's notes on TPUv4 only, 400 Gb/s in each direction); the "
+        "latency of 1 us a hop is assumed",
+        partial(_tpu, 50, 32),
+        "4x4x4",
+    ),
+    "tpu_v5p": Machine(
+        "a 3-D torus of TPU v5p chips",
+        "Google Cloud, page on TPU v5p (1200 GB/s a chip, both ways together, over 6 links; 95 "
+        "GiB); the latency of 1 us a hop is assumed",
+        partial(_tpu, 100, 95),
+        "4x4x4",
+    ),
+}
+"""Networks of real machines, by name."""
+
+PRESETS = {
+    f"{name}:{machine.example}" if machine.example else name: machine.about
+    for name, machine in MACHINES.items()
+}
+"""The texts of networks of real machines, and what they are."""
+
 
 FORMS = {
     "crossbar": "each rank has a cable to one switch; crossbar:2 has 2 ports a rank",
@@ -36,7 +158,7 @@ _FIELDS = {
     "hosts": (1, 2),
     **{name: (1,) if machine.example else (0,) for name, machine in MACHINES.items()},
 }
-_WITH_SHAPE = {"torus", *(name for name, machine in MACHINES.items() if machine.example)}
+_WITH_SHAPE = {"torus", *(name for name in MACHINES if MACHINES[name].example)}
 
 
 def topology_named(
@@ -73,38 +195,56 @@ def topology_named(
     'torus 2x4'
     """
     kind, shape, numbers = _parsed(text)
-    if kind in MACHINES:
-        if (bandwidth, latency_s, across_bandwidth, across_latency_s) != (None,) * 4:
-            raise ArgumentError(
-                "a preset has bandwidths and latencies of its own", argument="topology", got=text,
-                expected=f"a topology of {', '.join(FORMS)}",
-            )  # fmt: skip
-        return _of_size(MACHINES[kind].topology(kind, world_size, shape), text, world_size)
+    own = bandwidth, latency_s, across_bandwidth, across_latency_s
+    if kind in MACHINES and own != (None,) * 4:
+        raise ArgumentError(
+            "a preset has bandwidths and latencies of its own", argument="topology", got=text,
+            expected=f"a topology of {', '.join(FORMS)}",
+        )  # fmt: skip
     bandwidth = 1e10 if bandwidth is None else bandwidth
     latency_s = 1e-6 if latency_s is None else latency_s
     link: dict[str, Any] = {"bandwidth": bandwidth, "latency_s": latency_s}
-    if kind == "crossbar":
-        return crossbar(world_size, ports=(*numbers, 1)[0], **link)
-    if kind == "ring":
-        return ring(world_size, **link)
-    if kind == "torus":
-        return _of_size(torus(shape, **link), text, world_size)
-    if kind == "fat_tree":
+    if kind in MACHINES:
+        machine = MACHINES[kind]
+        topology = machine.build(world_size, shape)
+        name = kind if kind == topology.name else f"{kind}, {topology.name}"
+        topology = replace(topology, name=name, source=machine.source)
+    elif kind == "crossbar":
+        topology = crossbar(world_size, ports=(*numbers, 1)[0], **link)
+    elif kind == "ring":
+        topology = ring(world_size, **link)
+    elif kind == "torus":
+        topology = torus(shape, **link)
+    elif kind == "fat_tree":
         below, times = (*numbers, 1)[:2]
-        return fat_tree(world_size, ranks_per_leaf=below, oversubscription=times, **link)
-    if kind == "dragonfly":
-        names = ("ranks_per_router", "routers_per_group", "global_links")
-        shapes: dict[str, Any] = dict(zip(names, numbers, strict=True))
-        across: Any = {"global_bandwidth": across_bandwidth, "global_latency_s": across_latency_s}
-        return dragonfly(world_size, **shapes, **link, **across)
-    return hosts(
-        world_size,
-        ranks_per_host=numbers[0],
-        cards=(*numbers[1:], 1)[0],
-        across_bandwidth=bandwidth / 10 if across_bandwidth is None else across_bandwidth,
-        across_latency_s=10 * latency_s if across_latency_s is None else across_latency_s,
-        **link,
-    )
+        topology = fat_tree(world_size, ranks_per_leaf=below, oversubscription=times, **link)
+    elif kind == "dragonfly":
+        topology = dragonfly(
+            world_size,
+            ranks_per_router=numbers[0],
+            routers_per_group=numbers[1],
+            global_links=numbers[2],
+            global_bandwidth=across_bandwidth,
+            global_latency_s=across_latency_s,
+            **link,
+        )
+    else:
+        topology = hosts(
+            world_size,
+            ranks_per_host=numbers[0],
+            cards=(*numbers[1:], 1)[0],
+            across_bandwidth=bandwidth / 10 if across_bandwidth is None else across_bandwidth,
+            across_latency_s=10 * latency_s if across_latency_s is None else across_latency_s,
+            **link,
+        )
+    if topology.world_size != world_size:
+        raise ArgumentError(
+            f"{text} has {topology.world_size} ranks",
+            argument="topology",
+            expected=world_size,
+            got=topology.world_size,
+        )
+    return topology
 
 
 def ranks_named(text: str) -> int | None:
@@ -130,14 +270,3 @@ def _parsed(text: str) -> tuple[str, tuple[int, ...], list[int]]:
             return name, (), [size[0] for size in sizes]
     known = ", ".join((*FORMS, *PRESETS))
     raise ArgumentError("not a topology", argument="topology", expected=known, got=repr(text))
-
-
-def _of_size(topology: Topology, text: str, world_size: int) -> Topology:
-    if topology.world_size != world_size:
-        raise ArgumentError(
-            f"{text} has {topology.world_size} ranks",
-            argument="topology",
-            expected=world_size,
-            got=topology.world_size,
-        )
-    return topology

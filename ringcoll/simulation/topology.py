@@ -1,19 +1,112 @@
 """Topologies: ranks, the links between them, and the route of each message.
 
-A topology whose links were all there at the beginning knows its routes by a formula; after
+A node is a rank, by its number, or a switch, by its name. A link leads one way, so a cable is two
+links. A topology whose links were all there at the beginning knows its routes by a formula; after
 `Topology.without` messages take a route with the fewest links.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
+from math import isfinite
+from typing import Any, TypedDict
 
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import LARGEST_WORLD
-from ringcoll.simulation.links import Link, Node, Number, checked
+
+Node = int | str
+Number = int | float | Fraction
+
+
+def checked(
+    name: str, value: Any, *, positive: bool = False, whole: bool = False, most: int | None = None
+) -> None:
+    """Check a number of a topology, or of a call."""
+    numeric = isinstance(value, int if whole else int | float | Fraction)
+    fits = numeric and not isinstance(value, bool) and isfinite(value)
+    if fits and not (value < 0 or (positive and not value) or (most is not None and value > most)):
+        return
+    kind = "a whole number" if whole else "a finite number"
+    above = ("above 0" if positive else "at least 0") + (f", at most {most}" if most else "")
+    raise ArgumentError(
+        "the number is out of range", argument=name, expected=f"{kind}, {above}", got=repr(value)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of a cable, or of a port.
+
+    Parameters
+    ----------
+    source, target
+        The nodes at the ends: a number is a rank, text is a switch.
+    bandwidth
+        Bytes per second of one lane.
+    latency_s
+        Seconds from the moment at which a byte leaves to its arrival, at least 0.
+    lanes
+        Messages that the link carries at full bandwidth at the same time, 1 or more, fractions
+        too: 1/2 is a link with half of the bandwidth. ``None`` for a link that is never full.
+
+    Raises
+    ------
+    ArgumentError
+        The bandwidth, or the number of lanes, is not above 0, or the latency is below 0.
+    """
+
+    source: Node
+    target: Node
+    bandwidth: Number
+    latency_s: Number = 0
+    lanes: Number | None = 1
+
+    def __post_init__(self) -> None:
+        checked("bandwidth", self.bandwidth, positive=True)
+        checked("latency_s", self.latency_s)
+        if self.lanes is not None:
+            checked("lanes", self.lanes, positive=True)
+
+    @property
+    def name(self) -> str:
+        """The link in words, such as ``0 -> leaf 0``."""
+        return f"{self.source} -> {self.target}"
+
+    @property
+    def back(self) -> Link:
+        """The equal link of the other direction."""
+        return replace(self, source=self.target, target=self.source)
+
+    @property
+    def capacity(self) -> Number | None:
+        """Bytes per second of all lanes; ``None`` for a link that is never full."""
+        return None if self.lanes is None else self.bandwidth * self.lanes
+
+    @property
+    def fastest(self) -> Number:
+        """Bytes per second that a single message gets."""
+        return self.bandwidth if self.capacity is None else min(self.bandwidth, self.capacity)
+
+
+class RankCosts(TypedDict, total=False):
+    """The costs of a rank, for every function that makes a topology; see `Topology`."""
+
+    alpha_s: Number
+    overhead_s: Number
+    gamma_s_per_byte: Number
+    memory_nbytes: int | None
+
+
+def cable(
+    first: Node, second: Node, bandwidth: Number, latency_s: Number, lanes: Number | None = 1
+) -> tuple[Link, Link]:
+    """The two links of a cable."""
+    link = Link(first, second, bandwidth, latency_s, lanes)
+    return link, link.back
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -58,6 +151,7 @@ class Topology:
     memory_nbytes: int | None = None
     source: str = ""
     router: Callable[[int, int], tuple[int, ...]] | None = field(default=None, repr=False)
+    _trees: dict[int, dict[Node, int]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         checked("world_size", self.world_size, positive=True, whole=True, most=LARGEST_WORLD)
@@ -81,25 +175,23 @@ class Topology:
         for leaving in (True, False):
             reached: set[Node] = {0}
             waiting: list[Node] = [0]
-            neighbours: dict[Node, list[Node]] = {}
+            neighbours: dict[Node, list[Node]] = defaultdict(list)
             for link in self.links:
                 ends = (link.source, link.target) if leaving else (link.target, link.source)
-                neighbours.setdefault(ends[0], []).append(ends[1])
-            while waiting:
-                new = set(neighbours.get(waiting.pop(), ())) - reached
+                neighbours[ends[0]].append(ends[1])
+            for node in waiting:  # which grows
+                new = {*neighbours[node]} - reached
                 reached |= new
                 waiting += new
-            lost = next((rank for rank in range(self.world_size) if rank not in reached), None)
-            if lost is not None:
-                ends = (0, lost) if leaving else (lost, 0)
+            if lost := {*range(self.world_size)} - reached:
+                first, second = (0, min(lost)) if leaving else (min(lost), 0)
                 raise ArgumentError(
-                    f"the topology is not connected: no route from rank {ends[0]} to "
-                    f"rank {ends[1]}",
+                    f"the topology is not connected: no route from rank {first} to rank {second}",
                     argument="links",
                 )
 
     def cables(self) -> list[tuple[Link, bool]]:
-        """The links, and whether each is a cable: then the equal link of the other direction is left out."""
+        """The links, and whether each is a cable; the other link of a cable is left out."""
         kept: dict[Link, bool] = {}
         for link in self.links:
             kept |= {link.back: True} if link.back in kept else {link: False}
@@ -120,14 +212,10 @@ class Topology:
         return tuple(reversed(route))
 
     @cached_property
-    def _trees(self) -> dict[int, dict[Node, int]]:
-        return {}
-
-    @cached_property
     def _leaving(self) -> dict[Node, list[int]]:
-        leaving: dict[Node, list[int]] = {}
+        leaving: dict[Node, list[int]] = defaultdict(list)
         for index, link in enumerate(self.links):
-            leaving.setdefault(link.source, []).append(index)
+            leaving[link.source].append(index)
         return leaving
 
     def _tree(self, source: int) -> dict[Node, int]:
@@ -135,7 +223,7 @@ class Topology:
         before: dict[Node, int] = {}
         waiting: deque[Node] = deque([source])
         while waiting:
-            for index in self._leaving.get(waiting.popleft(), ()):
+            for index in self._leaving[waiting.popleft()]:
                 node = self.links[index].target
                 if node != source and node not in before:
                     before[node] = index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from ringcoll.errors import ScheduleError
@@ -53,8 +54,7 @@ def _checked(schedule: Schedule, rank: int) -> Iterator[RankWave]:
     world_size = schedule.world_size
     for number, step in enumerate(schedule.program(rank)):
         wave = wave_of(number, step)
-        peers = [item[0] for item in wave.sends] + [item[0] for item in wave.receives]
-        for peer in peers:
+        for peer, *_ in (*wave.sends, *wave.receives):
             if not 0 <= peer < world_size or peer == rank:
                 raise ScheduleError(
                     f"rank {rank}, step {number}: {peer} is not another rank of {world_size}"
@@ -63,33 +63,26 @@ def _checked(schedule: Schedule, rank: int) -> Iterator[RankWave]:
 
 
 def in_segments(steps: Iterable[RankWave], segments: int) -> Iterator[RankWave]:
-    """Put the steps together that are done at the same time: segment j does step w - j in wave w."""
+    """Put together the steps of one time: segment j does step w - j in wave w."""
     if segments == 1:
         yield from filter(_does_anything, steps)
         return
-    numbered = enumerate(steps)
     active: deque[tuple[int, RankWave]] = deque()  # the newest step first: it is of segment 0
-    ended, wave = False, 0
-    while active or not ended:
-        if not ended:
-            following = next(numbered, None)
-            ended = following is None
-            if following is not None and _does_anything(following[1]):
-                active.appendleft(following)
-        while active and active[-1][0] <= wave - segments:
+    # A wave a step, and some at the end, in which the last steps' other segments follow.
+    for wave, step in enumerate(chain(steps, repeat(None, segments - 1))):
+        if step is not None and _does_anything(step):
+            active.appendleft((wave, step))
+        if active and active[-1][0] <= wave - segments:
             active.pop()
-        if active:
-            yield (
-                active[0][1]
-                if len(active) == 1
-                else RankWave(
-                    [item for _, work in active for item in work.sends],
-                    [item for _, work in active for item in work.receives],
-                    sum(work.reduced for _, work in active),
-                    active[0][0],
-                )
+        if len(active) == 1:
+            yield active[0][1]
+        elif active:
+            yield RankWave(
+                [item for _, work in active for item in work.sends],
+                [item for _, work in active for item in work.receives],
+                sum(work.reduced for _, work in active),
+                active[0][0],
             )
-        wave += 1
 
 
 def _does_anything(wave: RankWave) -> bool:

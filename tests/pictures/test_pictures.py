@@ -13,8 +13,7 @@ from ringcoll.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 from ringcoll.errors import ArgumentError
 from ringcoll.pictures import MOST_RANKS, Film, film, layout_of, moving_picture, steps_picture
 from ringcoll.pictures.layouts import network_layout
-from ringcoll.pictures.scenes import DrawnMessage
-from ringcoll.pictures.step_pictures import Scenery
+from ringcoll.pictures.step_pictures import DrawnMessage, Scenery
 from ringcoll.pictures.svg import width_of
 from ringcoll.schedule import (
     Program,
@@ -152,6 +151,11 @@ def test_the_layout_fits(collective: str, name: str, world_size: int, layout: st
     found = layout_of(world_size, scenes.links, 0)
     assert found.name == layout
     assert len(set(found.places)) == world_size
+
+
+@pytest.mark.parametrize("links", [{(0, 1), (0, 2), (1, 2)}, {(1, 2), (1, 3), (2, 3)}])
+def test_a_circle_beside_a_rank_without_messages_is_no_tree(links: set[tuple[int, int]]) -> None:
+    assert layout_of(4, links).name == "circle"  # as many links as a tree has
 
 
 def test_a_tree_stands_on_its_root_and_children_below_their_parents() -> None:

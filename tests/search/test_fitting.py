@@ -21,7 +21,7 @@ from ringcoll.machine import read_fit, write_fit
 from ringcoll.machine.tuning import fit_for
 from ringcoll.schedule import CONTRACTS, verify
 from ringcoll.search import fit, least_time, near_order, registered_times, slower_links
-from ringcoll.search.near_ranks import hosts_named
+from ringcoll.search.hops import hosts_named
 from ringcoll.simulation import (
     Topology,
     crossbar,

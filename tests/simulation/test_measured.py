@@ -13,10 +13,8 @@ from hypothesis import given
 
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation import Measurements, Topology, topology_from_text, topology_of
-from ringcoll.simulation.flows import Flows, SimulatedMessage
-from ringcoll.simulation.measured import _sharing, links_of
-from ringcoll.simulation.rates import Pair, Sample
-from ringcoll.simulation.trials import Trial, tournament, trials
+from ringcoll.simulation.event_engine import Flows, SimulatedMessage
+from ringcoll.simulation.measured import Pair, Sample, Trial, _sharing, links_of, tournament, trials
 from tests.cases.effort import effort
 from tests.cases.malformed import documents
 
@@ -44,11 +42,7 @@ def hosts_text(
 def shared_rates(topology: Topology, pairs: Sequence[Pair]) -> list[float]:
     """Bytes per second of messages that are sent at once: max-min fair."""
     flows = Flows(topology, float, [1] * len(topology.links))
-
-    class Sender:
-        last = None
-
-    messages = [SimulatedMessage(Sender(), target, 1, 0, 1e9, 0.0) for _, target in pairs]
+    messages = [SimulatedMessage(None, target, 1, 0, 1e9, 0.0) for _, target in pairs]
     for message, (source, target) in zip(messages, pairs, strict=True):
         flows.lay(message, topology.route(source, target))
         flows.begin(message, 0.0)

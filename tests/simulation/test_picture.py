@@ -9,7 +9,7 @@ import pytest
 from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation import crossbar, fat_tree, simulate
-from ringcoll.simulation.picture import TRACKS
+from ringcoll.simulation.results import TRACKS
 from ringcoll.tracing.trace_events import _TRACKS
 from tests.cases.pictures import PictureError, check, check_schedule
 

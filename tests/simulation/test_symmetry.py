@@ -27,8 +27,7 @@ from ringcoll.simulation import (
     torus,
 )
 from ringcoll.simulation.lockstep import never_full, senders_of
-from ringcoll.simulation.rotations import TurnedRank, turned_programs
-from ringcoll.simulation.symmetry import folded
+from ringcoll.simulation.symmetry import TurnedRank, folded, turned_programs
 from ringcoll.simulation.waves import RankWave
 
 NBYTES = 840
