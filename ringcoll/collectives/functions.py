@@ -44,7 +44,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives import sparse
 from ringcoll.collectives.arguments import (
     AlgorithmChoice,
     Arguments,
@@ -52,7 +51,14 @@ from ringcoll.collectives.arguments import (
     seconds,
     side_by_side,
 )
-from ringcoll.collectives.calls import Deferred, collective, operator, start, together
+from ringcoll.collectives.calls import (
+    Deferred,
+    collective,
+    operator,
+    sparse_all_reduce,
+    start,
+    together,
+)
 from ringcoll.collectives.groups import as_group, communicator
 from ringcoll.errors import ArgumentError
 from ringcoll.group import Work
@@ -136,7 +142,7 @@ def all_reduce(
     tensor
         Any shape; same number of elements and dtype on all ranks. Overwritten with
         the result, unless ``out`` is given. It may be sparse, in coordinate layout, for
-        sums and averages: see `ringcoll.collectives.sparse`.
+        sums and averages: see `ringcoll.collectives.calls`.
     op
         Reduction operator; see `ringcoll.reduction.as_operator`.
     group
@@ -179,7 +185,7 @@ def all_reduce(
         of_dense: dict[str, object]
         of_dense = {"segment_bytes": segment_bytes, "wire_dtype": wire_dtype, "out": out}
         of_dense["reproducible"] = reproducible or None
-        return sparse.all_reduce(tensor, op, group, async_op, algorithm, timeout, **of_dense)
+        return sparse_all_reduce(tensor, op, group, async_op, algorithm, timeout, **of_dense)
     tensors = (tensor,) if out is None else (tensor, out)
     options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
     return start(_all_reduce, group, tensors, options, async_op, timeout)

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ringcoll.collectives.groups import communicator
-from ringcoll.collectives.own_groups import messages_in_flight
+from ringcoll.collectives.groups import communicator, messages_in_flight
 from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.group import Communicator, in_use
 from ringcoll.transport import can_move, is_long, movable, move

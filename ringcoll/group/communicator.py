@@ -28,11 +28,8 @@ from torch import Tensor
 
 from ringcoll.cost import Table
 from ringcoll.errors import FORKED, CaptureError, GroupBrokenError, RingcollError, TransportError
-from ringcoll.group.agreement import agree
-from ringcoll.group.queue import Queue
-from ringcoll.group.refitting import BUDGET_S, Refits, refit
-from ringcoll.group.work import Work
-from ringcoll.group.workspace import Workspace
+from ringcoll.group.agreement import BUDGET_S, Refits, agree, refit
+from ringcoll.group.queue import Queue, Work, Workspace
 from ringcoll.machine import answered, at_end, check_goes_on, cores, gone
 from ringcoll.operation import Binding, BoundInstruction, Operation, Turn, drive
 from ringcoll.transport import Handle, Lane, NotYetError, Streams, Transport, capturing, with_memory

@@ -30,11 +30,9 @@ from torch import Tensor
 from ringcoll.algorithms import Algorithm, find, passes_on_blocks, proved_schedule
 from ringcoll.cost import Choice, Rule, Table, choose, segment_count, under_rules
 from ringcoll.errors import ArgumentError
-from ringcoll.operation.executor import BoundInstruction, bind
-from ringcoll.operation.instructions import Wait
+from ringcoll.operation.executor import BoundInstruction, Silent, bind, rehearse
+from ringcoll.operation.instructions import Layout, Wait
 from ringcoll.operation.plan import Plan, compile_plan
-from ringcoll.operation.regions import Layout
-from ringcoll.operation.rehearsal import Silent, rehearse
 from ringcoll.operation.stage import Load, Stage
 from ringcoll.reduction import SERIAL_NUMEL
 from ringcoll.schedule import Contract, OperandOrder, Schedule

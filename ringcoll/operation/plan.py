@@ -30,9 +30,21 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from weakref import WeakValueDictionary
 
-from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wait
-from ringcoll.operation.loans import loans
-from ringcoll.operation.regions import ALIGNMENT, Layout, Memory, Region, Space, Supply, joined
+from ringcoll.operation.instructions import (
+    ALIGNMENT,
+    Combine,
+    Instruction,
+    Layout,
+    Memory,
+    Move,
+    Post,
+    Region,
+    Space,
+    Supply,
+    Wait,
+    joined,
+    loans,
+)
 from ringcoll.schedule import (
     Copy,
     Operation,

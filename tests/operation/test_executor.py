@@ -23,7 +23,7 @@ from torch import Tensor
 from ringcoll.algorithms import Algorithm, schedule_of
 from ringcoll.operation import Layout, Wait, compile_plan
 from ringcoll.operation.executor import Posting, _apart, _Borrower, bind, drive
-from ringcoll.operation.regions import ALIGNMENT
+from ringcoll.operation.instructions import ALIGNMENT
 from ringcoll.reduction import TORCH, Reduction, resolve
 from ringcoll.schedule import Proof, Schedule, contract, verify
 from ringcoll.testing import Expected, bits, inputs, mismatch

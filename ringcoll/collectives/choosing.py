@@ -1,21 +1,27 @@
-"""The algorithm for which ``"auto"`` stands, the alternatives, and the reason."""
+"""The algorithm for which ``"auto"`` stands, the alternatives, and the reason.
+
+Measure the network of a group.
+
+A group fits its algorithms to its network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from ringcoll.algorithms import find, required
-from ringcoll.collectives.functions import ReduceOptions
+from ringcoll.collectives.functions import ReduceOptions, barrier
 from ringcoll.collectives.groups import as_group, communicator, members_of
 from ringcoll.cost import Choice, Prediction, Table, built_in, choose, segment_bytes_of, under_rules
 from ringcoll.errors import ArgumentError
-from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, settings, tuning
+from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, seconds_of, settings, tuning
 from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule import OperandOrder, Schedule, contract
 from ringcoll.transport import costs_of, names
@@ -251,3 +257,110 @@ def _expected_table(
         if transport in names("cpu"):
             notes = ("The costs are built in; a group measures its own when it is first used.",)
     return replace(table, forced=forced), notes
+
+
+if TYPE_CHECKING:
+    from ringcoll.simulation import Measurements, Topology
+
+_LIMIT_S = 10.0  # of a message
+
+
+def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
+    """What `probe` measures, as numbers of pairs of ranks."""
+    from ringcoll.group import probe as measure  # not above: every program imports this module
+
+    budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
+    barrier(group)  # ranks may come as late as to any operation
+    in_turn = partial(member.in_turn, name="probe")
+    limit_s = min(_LIMIT_S, member.timeout_s)
+    between_ranks = measure(member.transport, budget_s, limit_s, in_turn)
+    assert member.table is not None
+    return replace(between_ranks, rank_costs=member.table.parameters.of_rank)
+
+
+def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
+    """Measure the network between the ranks of a group: hosts, their cards, and the switches between them.
+
+    All ranks of the group call this; each gets the same topology. The messages are those of the group's transport for
+    CPU tensors. Nothing else should run on these hosts meanwhile.
+
+    Parameters
+    ----------
+    group
+        As for `ringcoll.all_reduce`.
+    budget_s
+        Seconds to spend; hundreds of hosts take longer.
+
+    Returns
+    -------
+    Topology
+        The network as `ringcoll.simulate` takes it; `ringcoll.simulation.topology_text` writes it.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Nothing came from a rank to another; the message names both.
+    PeerLostError
+        A rank was lost.
+
+    Examples
+    --------
+    >>> import ringcoll
+    >>> network = ringcoll.run_threads(lambda group: ringcoll.probe(group, 0.5), 2)[0]
+    >>> [link.name for link in network.links]
+    ['0 -> host0', 'host0 -> 0', '1 -> host0', 'host0 -> 1']
+    """
+    from ringcoll.simulation import topology_of
+
+    return topology_of(measurements(group, budget_s))
+
+
+def refit(group: Any = None, uses: Iterable[tuple[str, int]] = (), budget_s: float = 3.0) -> str:
+    """Measure the network of a group now, fit algorithms to it, and use them from the next operation on.
+
+    All ranks of the group call this. Rank 0 fits and proves (`ringcoll.search.fit`), and publishes. With
+    ``Options(refit=True)`` a group does this by itself when its operations have become slow.
+
+    Parameters
+    ----------
+    group
+        As for `ringcoll.all_reduce`.
+    uses
+        Collectives and bytes of their whole data to fit, at three sizes at most each; by default those of the group's
+        operations so far. A fit of other collectives is dropped, as it was to another network.
+    budget_s
+        Seconds that the measurement is to take.
+
+    Returns
+    -------
+    str
+        What was fitted and why, a line a rule; empty if nothing is faster than the registered algorithms in rank order.
+
+    Raises
+    ------
+    ScheduleError, ArgumentError
+        There is no such collective, or bytes are no whole number above 0.
+    CollectiveTimeoutError, PeerLostError
+        A rank did not take part, or was lost.
+
+    Examples
+    --------
+    >>> import ringcoll
+    >>> words = ringcoll.run_threads(lambda group: ringcoll.refit(group, [("all_reduce", 1 << 20)], 0.5), 2)
+    >>> words[0] == words[1]
+    True
+    """
+    uses, budget_s = [*uses], seconds_of(budget_s, "budget_s")
+    for collective, nbytes in uses:
+        contract(collective)
+        if type(nbytes) is not int or nbytes < 1:
+            raise ArgumentError(
+                "not a size", argument="uses", expected="bytes, at least 1", got=repr(nbytes)
+            )
+    barrier(group)  # ranks may come as late as to any operation
+    member = communicator(group, torch.device("cpu"))
+    member.in_turn(lambda: member.refit(member.timeout_s, uses, budget_s), "refit")
+    assert member.table is not None
+    fit = member.table.fit
+    rows = zip(fit.rules, fit.reasons, strict=True) if fit else ()
+    return "\n".join(f"{rule}: {reason}" for rule, reason in rows)
