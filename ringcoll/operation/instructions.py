@@ -1,16 +1,13 @@
-"""Where the data of a schedule lie: regions of memory, by offset.
+"""What a plan is made of: regions of memory, instructions that name them by number, and which messages may be lent.
 
 Problem: a schedule names chunks. Their lengths and places follow from the lengths of the user's
 tensors, the number of segments, and whether a collective works in place. Here a chunk becomes a
 `Region`: a run of elements in one of the tensors that a plan works on. There are offsets only,
 never tensors.
 
-The instructions of a plan; views of memory and messages are named by numbers.
-
-Which messages of a plan may be lent: read where they lie, by the reduction that needs them.
-
-A lent message saves a copy, but its sender waits until the loan ends. So a rank may keep a loan only
-where nobody can wait for it in a circle.
+A lent message is read where it lies, by the reduction that needs it. That saves a copy, but the
+sender waits until the loan ends. So a rank may keep a loan only where nobody can wait for it in a
+circle (`loans`).
 """
 
 from __future__ import annotations
@@ -103,8 +100,7 @@ class Memory:
                 self.outputs |= {b: self.inputs[b] for b in outputs if b in self.inputs}
             else:
                 self.inputs |= {b: self.outputs[b] for b in inputs if b in self.outputs}
-        longest = max(self.length.values(), default=0)
-        longest_chunk = -(-longest // self.per_block)
+        longest_chunk = -(-max(self.length.values(), default=0) // self.per_block)
         self.segment_stride = _align(-(-longest_chunk // segments))
         self.slot_stride = self.segment_stride * segments
         self.scratch_numel = schedule.num_slots * self.slot_stride
@@ -142,12 +138,9 @@ class Memory:
 
 def joined(regions: Iterable[Region]) -> list[Region]:
     """Join adjacent regions; leave empty regions out, unless all are empty."""
+    regions = list(regions)
     result: list[Region] = []
-    for region in regions:
-        if result and result[-1].numel == 0:
-            result.pop()
-        if result and region.numel == 0:
-            continue
+    for region in [region for region in regions if region.numel] or regions[-1:]:
         last = result[-1] if result else None
         if (
             last is not None
@@ -214,9 +207,32 @@ class Combine(NamedTuple):
 
 Instruction = Post | Wait | Move | Combine
 
-
 _MOST_LENT = 8  # messages of one peer in a wave of which some may be lent
 _RECEIVED = (Space.SCRATCH, Space.STAGING, Space.ARRIVING)  # where a message may be read just once
+
+
+def departing(instructions: Sequence[Instruction], regions: Sequence[Region]) -> frozenset[int]:
+    """Indices of the reductions whose totals are sent next; see `Plan`."""
+    sent: set[int] = set()
+    totals: dict[int, int] = {}  # from a total that nothing has touched to its instruction
+    for index, instruction in enumerate(instructions):
+        match instruction:
+            case Post(sends=sends):
+                sent.update(totals[view] for _, view, _ in sends if view in totals)
+                totals.clear()
+                continue
+            case Combine(into=into, sources=sources):
+                touched = {into, *sources}
+            case Move(into=target, source=source):
+                touched = {target, source}
+            case _:
+                continue
+        for total in tuple(totals):
+            if any(regions[total].overlaps(regions[view]) for view in touched):
+                del totals[total]
+        if isinstance(instruction, Combine):
+            totals[instruction.into] = index
+    return frozenset(sent)
 
 
 def loans(

@@ -341,7 +341,7 @@ def test_totals_that_are_rounded_too_early_fail(monkeypatch: pytest.MonkeyPatch)
         found = (i for i, one in enumerate(instructions) if isinstance(one, Combine))
         return frozenset(found)
 
-    monkeypatch.setattr("ringcoll.operation.plan._departing", all_of_them)
+    monkeypatch.setattr("ringcoll.operation.plan.departing", all_of_them)
     assert fails_somewhere(300, torch.int32)
 
 
