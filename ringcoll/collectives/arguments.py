@@ -1,6 +1,7 @@
 """Arguments of the public functions: the checks that one rank can make by itself.
 
-Operators, numbers, algorithms' names and the overlap of memory are checked by the rooms that know them.
+Operators, numbers, algorithms' names and the overlap of memory are checked by the rooms that know
+them.
 
 The checks depend on the arguments, and on the kind of the tensors only: shape, dtype,
 device, strides, places relative to each other. So calls of the same kind are checked once.
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.algorithms import Algorithm, algorithms, find
-from ringcoll.collectives.groups import as_group, communicator, group_rank
+from ringcoll.collectives.groups import as_group, communicator, group_rank, refused
 from ringcoll.cost import AUTO, Rule, segment_bytes_of
 from ringcoll.errors import ArgumentError
 from ringcoll.group import Communicator
@@ -85,18 +86,11 @@ def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
         try:
             columns.append(list(items))
         except TypeError:
-            raise ArgumentError(
-                "not a list", rank=rank, argument=argument, expected="a list", got=type(items)
-            ) from None
+            raise refused("not a list", argument, "a list", type(items), rank) from None
         length = len(columns[0])
         if not length or len(columns[-1]) != length:
-            raise ArgumentError(
-                "has the wrong length",
-                rank=rank,
-                argument=argument,
-                expected=length or "at least 1",
-                got=len(columns[-1]),
-            )
+            lengths = length or "at least 1", len(columns[-1])
+            raise refused("has the wrong length", argument, *lengths, rank)
     return list(zip(*columns, strict=True))
 
 
@@ -106,16 +100,13 @@ def check_dtype(dtype: torch.dtype, rank: int, argument: str = "tensor") -> None
     Raises
     ------
     ArgumentError
-        The dtype is one of those without arithmetic and copies, such as uint4, or of less than a byte.
+        The dtype is one of those without arithmetic and copies, such as uint4, or of less than a
+        byte.
     """
     if dtype not in MOVED:
-        raise ArgumentError(
-            "torch cannot copy tensors of this dtype; send a view(torch.uint8)",
-            rank=rank,
-            argument=argument,
-            expected="a dtype of integers or floats of at least 8 bits",
-            got=dtype,
-        )
+        message = "torch cannot copy tensors of this dtype; send a view(torch.uint8)"
+        expected = "a dtype of integers or floats of at least 8 bits"
+        raise refused(message, argument, expected, dtype, rank)
 
 
 @cache
@@ -198,7 +189,7 @@ class Arguments:
         return self.rank == self.root
 
     def _refuse(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
-        return ArgumentError(message, rank=self.rank, argument=argument, expected=expected, got=got)
+        return refused(message, argument, expected, got, self.rank)
 
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
         if not tensors:

@@ -9,13 +9,12 @@
 The key holds all that checks and decisions depend on: the function, its options, and the kind of
 every tensor. So the checks of a call hold for all calls with the same key.
 
-All-reduce of sparse tensors, from all-gathers of their entries.
-
-No rank knows how many entries the others have, so there are three all-gathers: of the numbers of
-entries, of the indices, and of the values. Each rank then adds all entries up, in rank order, so
-that the result is bitwise the same on all ranks. As of dense tensors, values of 16 and 8 bits are sent and added
-up in float32, and the real and imaginary parts of complex numbers are added as real numbers. Cost: k times the
-bytes of a rank, as many as the sum may have.
+An all-reduce of sparse tensors is three such calls (`sparse_all_reduce`). No rank knows how many
+entries the others have, so there are three all-gathers: of the numbers of entries, of the indices,
+and of the values. Each rank then adds all entries up, in rank order, so that the result is bitwise
+the same on all ranks. As of dense tensors, values of 16 and 8 bits are
+sent and added up in float32, and the real and imaginary parts of complex numbers are added as real
+numbers. Cost: k times the bytes of a rank, as many as the sum may have.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from torch.nn import Parameter
 
 from ringcoll.algorithms import registry
 from ringcoll.collectives.arguments import AlgorithmChoice, Arguments, Timeout, check_dtype, seconds
-from ringcoll.collectives.groups import OwnGroup, as_group, communicator, known
+from ringcoll.collectives.groups import OwnGroup, as_group, communicator, known, refused
 from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.group import Call, Part, Work
 from ringcoll.machine import as_algorithm, rules_in
@@ -70,6 +69,10 @@ class Deferred:
         """Make a deferred group, unless the group is a deferred group already."""
         return group if isinstance(group, cls) else cls(group)
 
+    def rank(self) -> int:
+        """Rank of this process or thread in the group."""
+        return as_group(self.group).rank()
+
 
 def operator(op: object) -> object:
     """A reduction operator as part of a key: operators that compute the same now are equal keys."""
@@ -99,10 +102,8 @@ def start(
     ----------
     compile_
         Function that checks the call and compiles it.
-    group, async_op, timeout
-        Arguments of the user, unchecked.
-    tensors
-        All tensors of the call, unchecked.
+    group, tensors, async_op, timeout
+        Arguments of the user, unchecked; ``tensors`` are all that the call has.
     options
         The other arguments, for ``compile_``.
 
@@ -173,13 +174,8 @@ def start(
             return start(compile_, deferred or group, plain, options, async_op, timeout)
     if member is None and isinstance(group, OwnGroup) and group.retries:
         if deferred is not None:
-            raise ArgumentError(
-                "cannot be prepared or joined with others",
-                rank=group.rank(),
-                argument="group",
-                expected="a group that keeps its ranks",
-                got=group,
-            )
+            message = "cannot be prepared or joined with others"
+            raise refused(message, "group", "a group that keeps its ranks", group, group.rank())
         make = partial(
             start, compile_, tensors=tensors, options=options, async_op=False, timeout=timeout
         )
@@ -204,21 +200,17 @@ def start(
 
 
 def together(group: Any, calls: Sequence[Call]) -> Work | None:
-    """Run several calls as one operation with one work, or defer them if the group is `Deferred`."""
+    """Run several calls as one operation with one work, or defer them for a `Deferred` group."""
     first, *following = calls
     for call in following:
         if call.operation.device != first.operation.device:
-            raise ArgumentError(
-                "all tensors of a call must be on one device",
-                rank=first.member.rank,
-                argument="tensors",
-                expected=first.operation.device,
-                got=call.operation.device,
-            )
-    # Parts of a sparse call are known only when those before them are done.
-    is_known = all(isinstance(call.following, Sequence) for call in calls)
+            devices = first.operation.device, call.operation.device
+            message = "all tensors of a call must be on one device"
+            raise refused(message, "tensors", *devices, first.member.rank)
     each = [chain([(call.operation, call.tensors)], call.following) for call in calls]
     parts = islice(chain.from_iterable(each), 1, None)
+    # Parts of a sparse call are known only when those before them are done.
+    is_known = all(isinstance(call.following, Sequence) for call in calls)
     first.following = list(parts) if is_known else parts
     if not is_known:
         first.tensors = [tensor for call in calls for tensor in call.tensors]  # for `Lane.use`
@@ -270,13 +262,8 @@ def collective(function: Callable[P, Work | None]) -> Collective[P]:
         bound.arguments["group"] = Deferred(group, prepared=True)
         call = cast("Call", function(*bound.args, **bound.kwargs))
         if not isinstance(call.following, Sequence):
-            raise ArgumentError(
-                "cannot be prepared",
-                rank=as_group(group).rank(),
-                argument="tensor",
-                expected="a dense tensor",
-                got="a sparse one",
-            )
+            kinds = "a dense tensor", "a sparse one"
+            raise refused("cannot be prepared", "tensor", *kinds, as_group(group).rank())
         return call
 
     function.plan = plan  # type: ignore[attr-defined]  # functions take attributes
@@ -292,74 +279,45 @@ def sparse_all_reduce(
     timeout: Timeout,
     **of_dense: object,
 ) -> Work | None:
-    """Add up a sparse tensor over all ranks.
+    """Add up a tensor in coordinate layout over all ranks; it becomes the coalesced sum or average.
 
-    Parameters
-    ----------
-    tensor
-        In coordinate layout; same shape, dtype and number of sparse dimensions on all
-        ranks. Becomes the coalesced sum, or average.
-    op
-        SUM or AVG.
-    group, async_op, timeout
-        As for `ringcoll.all_reduce`.
-    algorithm
-        Algorithm of the all-gathers, if they have an algorithm of that name.
-    **of_dense
-        Arguments for dense tensors only.
-
-    Raises
-    ------
-    ArgumentError
-        Another operator: zero is not its neutral element. Or a value for an argument for
-        dense tensors only.
-    MismatchError
-        The ranks' tensors differ in shape.
+    Shape, dtype and number of sparse dimensions are the same on all ranks; otherwise there is a
+    `MismatchError`. Zero is not the neutral element of other operators than SUM and AVG. ``algorithm``
+    is that of the all-gathers, if they have an algorithm of that name; ``of_dense`` are arguments for
+    dense tensors only, and have to be ``None``.
     """
     deferred = Deferred.of(group)
-    own_group = as_group(deferred.group)
-    rank, world_size = own_group.rank(), own_group.size()
+    rank, world_size = deferred.rank(), as_group(deferred.group).size()
     for argument, value in of_dense.items():
         if value is not None:
-            raise ArgumentError(
-                "not for sparse tensors",
-                rank=rank,
-                argument=argument,
-                expected="None",
-                got=type(value),
-            )
+            raise refused("not for sparse tensors", argument, "None", type(value), rank)
     reduction_operator = as_operator(op, rank)
     if reduction_operator.name not in ("sum", "avg"):
-        raise ArgumentError(
-            "sparse tensors can be added up only",
-            rank=rank,
-            argument="op",
-            expected="sum or avg",
-            got=reduction_operator,
-        )
+        message = "sparse tensors can be added up only"
+        raise refused(message, "op", "sum or avg", reduction_operator, rank)
     for part in (tensor._indices(), tensor._values()):
         with_memory(part, rank)
     check_dtype(tensor.dtype, rank)
     reduction = resolve(reduction_operator, tensor.dtype, rank=rank)
-    entries = tensor.detach()
-    values = reduction.encode(entries._values().resolve_conj().resolve_neg())
-    indices, values = _added(entries._indices(), values, entries.shape)
-    sparse_dims, entry = entries.sparse_dim(), values.shape[1:]
-    signature = f"{tuple(tensor.shape)}, {sparse_dims} of the dimensions sparse, {tensor.dtype}, {reduction_operator}"
+    own = tensor.detach()
+    values = reduction.encode(own._values().resolve_conj().resolve_neg())
+    indices, values = _added(own._indices(), values, own.shape)
+    sparse_dims, entry = own.sparse_dim(), values.shape[1:]
+    dtype, dims = tensor.dtype, f"{sparse_dims} of the dimensions sparse"
+    kind = f"{tuple(tensor.shape)}, {dims}, {dtype}, {reduction_operator}"
     # Number of entries and checksum: two numbers, whatever the length of the shape.
-    about = torch.tensor([len(values), zlib.crc32(signature.encode())], device=tensor.device)
+    about = torch.tensor([len(values), zlib.crc32(kind.encode())], device=tensor.device)
     call: Any = _gather(deferred, about, [2] * world_size, async_op, "auto", timeout)
     abouts = call.tensors[0].view(world_size, 2)
 
     def following() -> Iterator[Part]:
         for peer, checksum in enumerate(abouts[:, 1].tolist()):
             if checksum != about[1]:
-                raise MismatchError(
+                message = (
                     f"rank {rank} called all_reduce with a sparse tensor of shape "
-                    f"{signature}, rank {peer} with one of another shape, dtype or operator",
-                    peer=peer,
-                    mine=signature,
+                    f"{kind}, rank {peer} with one of another shape, dtype or operator"
                 )
+                raise MismatchError(message, peer=peer, mine=kind)
         counts = abouts[:, 0].tolist()
         gathered = []
         # Entry by entry, so that the ranks' entries can be laid end to end.
@@ -372,13 +330,9 @@ def sparse_all_reduce(
         places, sums = _added(*everywhere, tensor.shape)
         if reduction.finish is not None:
             reduction.finish(sums, world_size)
+        entries = places, reduction.decode(sums), tensor.shape
         total = torch.sparse_coo_tensor(
-            places,
-            reduction.decode(sums),
-            tensor.shape,
-            device=sums.device,
-            check_invariants=False,
-            is_coalesced=True,
+            *entries, device=sums.device, check_invariants=False, is_coalesced=True
         )
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tensor):
             tensor.copy_(total)

@@ -1,9 +1,4 @@
-"""The algorithm for which ``"auto"`` stands, the alternatives, and the reason.
-
-Measure the network of a group.
-
-A group fits its algorithms to its network.
-"""
+"""What a group's algorithms are chosen by: explained, measured, and fitted to its network."""
 
 from __future__ import annotations
 
@@ -18,9 +13,8 @@ from torch import Tensor
 
 from ringcoll.algorithms import find, required
 from ringcoll.collectives.functions import ReduceOptions, barrier
-from ringcoll.collectives.groups import as_group, communicator, members_of
+from ringcoll.collectives.groups import as_group, communicator, members_of, refused
 from ringcoll.cost import Choice, Prediction, Table, built_in, choose, segment_bytes_of, under_rules
-from ringcoll.errors import ArgumentError
 from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, seconds_of, settings, tuning
 from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule import OperandOrder, Schedule, contract
@@ -200,21 +194,14 @@ def _last(collective: str, group: Any) -> Explanation:
                 choice = _asked_for(choice, *asked, "it was asked for")
             note = f"Call {number + 1} of the group was {words.description}."
             return Explanation(choice, (note,))
-    raise ArgumentError(
-        "nothing to explain",
-        rank=own.rank(),
-        argument="data",
-        expected="bytes, or a tensor",
-        got=f"'last', and no {collective} has run in the group",
-    )
+    got = f"'last', and no {collective} has run in the group"
+    raise refused("nothing to explain", "data", "bytes, or a tensor", got, own.rank())
 
 
 def _nbytes(data: object) -> int:
     nbytes: Any = data.numel() * data.element_size() if isinstance(data, Tensor) else data
     if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
-        raise ArgumentError(
-            "not a size", argument="data", expected='bytes, a tensor, or "last"', got=repr(data)
-        )
+        raise refused("not a size", "data", 'bytes, a tensor, or "last"', repr(data))
     return nbytes
 
 
@@ -281,8 +268,8 @@ def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
 def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
     """Measure the network between the ranks of a group: hosts, their cards, and the switches between them.
 
-    All ranks of the group call this; each gets the same topology. The messages are those of the group's transport for
-    CPU tensors. Nothing else should run on these hosts meanwhile.
+    All ranks of the group call this; each gets the same topology. The messages are those of the
+    group's transport for CPU tensors. Nothing else should run on these hosts meanwhile.
 
     Parameters
     ----------
@@ -318,23 +305,25 @@ def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
 def refit(group: Any = None, uses: Iterable[tuple[str, int]] = (), budget_s: float = 3.0) -> str:
     """Measure the network of a group now, fit algorithms to it, and use them from the next operation on.
 
-    All ranks of the group call this. Rank 0 fits and proves (`ringcoll.search.fit`), and publishes. With
-    ``Options(refit=True)`` a group does this by itself when its operations have become slow.
+    All ranks of the group call this. Rank 0 fits and proves (`ringcoll.search.fit`), and publishes.
+    With ``Options(refit=True)`` a group does this by itself when its operations have become slow.
 
     Parameters
     ----------
     group
         As for `ringcoll.all_reduce`.
     uses
-        Collectives and bytes of their whole data to fit, at three sizes at most each; by default those of the group's
-        operations so far. A fit of other collectives is dropped, as it was to another network.
+        Collectives and bytes of their whole data to fit, at three sizes at most each; by default
+        those of the group's operations so far. A fit of other collectives is dropped, as it was to
+        another network.
     budget_s
         Seconds that the measurement is to take.
 
     Returns
     -------
     str
-        What was fitted and why, a line a rule; empty if nothing is faster than the registered algorithms in rank order.
+        What was fitted and why, a line a rule; empty if nothing is faster than the registered
+        algorithms in rank order.
 
     Raises
     ------
@@ -354,9 +343,7 @@ def refit(group: Any = None, uses: Iterable[tuple[str, int]] = (), budget_s: flo
     for collective, nbytes in uses:
         contract(collective)
         if type(nbytes) is not int or nbytes < 1:
-            raise ArgumentError(
-                "not a size", argument="uses", expected="bytes, at least 1", got=repr(nbytes)
-            )
+            raise refused("not a size", "uses", "bytes, at least 1", repr(nbytes))
     barrier(group)  # ranks may come as late as to any operation
     member = communicator(group, torch.device("cpu"))
     member.in_turn(lambda: member.refit(member.timeout_s, uses, budget_s), "refit")

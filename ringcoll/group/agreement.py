@@ -1,13 +1,15 @@
 """The costs of messages in a group, and a single table of them for all ranks.
 
-A group notices that its operations have become slow, measures its network anew, and fits its algorithms to it.
+A group notices that its operations have become slow, measures its network anew, and fits its
+algorithms to it.
 
-Every rank looks at the same operations: the first look is at the eighth, and in each of them rank 0 sends a
-byte to all others, which says how many operations later the next look is, about a tenth of a second, or that
-all measure now. Rank 0 compares the operation that takes the most time with its first runs. Where the median of
-its last ones is clearly longer, the ranks probe (`ringcoll.group.probing`); rank 0 fits, proves and publishes;
-and all go on with the new table at this very operation. If no link has changed, what is slow is something else:
-nothing is swapped, and the times become the usual ones.
+Every rank looks at the same operations: the first look is at the eighth, and in each of them rank 0
+sends a byte to all others, which says how many operations later the next look is, about a tenth of
+a second, or that all measure now. Rank 0 compares the operation that takes the most time with its
+first runs. Where the median of its last ones is clearly longer, the ranks probe
+(`ringcoll.group.probing`); rank 0 fits, proves and publishes; and all go on with the new table at
+this very operation. If no link has changed, what is slow is something else: nothing is swapped, and
+the times become the usual ones.
 """
 
 from __future__ import annotations
@@ -113,10 +115,10 @@ def agree(
 ) -> Table:
     """Agree on the table of costs and rules of a group; every rank has to call it.
 
-    Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``;
-    an earlier measurement for the same transport, numbers of ranks and hosts, and type of device, by this
-    process, or in the user's cache (`ringcoll.machine.tuning.remember`); a measurement now, by all
-    ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
+    Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``; an
+    earlier measurement for the same transport, numbers of ranks and hosts, and type of device, by
+    this process, or in the user's cache (`ringcoll.machine.tuning.remember`); a measurement now, by
+    all ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
 
     Parameters
     ----------
@@ -131,7 +133,8 @@ def agree(
     device
         Device of the group's tensors; by default the CPU.
     fit, refits
-        A file of ``ringcoll fit``, which rank 0 reads, and whether the group refits. Those of rank 0 count.
+        A file of ``ringcoll fit``, which rank 0 reads, and whether the group refits. Those of rank
+        0 count.
 
     Raises
     ------
@@ -268,7 +271,8 @@ class Refits:
             messages: tuple[list[Message], list[Message]] = [Message(0, word, _LOOK_TAG)], []
         else:
             each_s = (time.monotonic() - self._looked) / max(1, number - self._at)
-            # Between two looks may lie a single short operation, which says little of the next ones.
+            # Between two looks may lie a single short operation, which says little of the next
+            # ones.
             most = min(_LATER, 2 * self._later)
             self._later = min(most, max(1, round(_LOOK_S / max(each_s, 1e-9))))
             word[0] = 0 if self.ratio > _SLOW else self._later
@@ -305,8 +309,8 @@ def refit(
     limit_s, budget_s
         Time limit, and seconds that the measurement is to take.
     by_itself
-        Whether nobody has asked for it: then the table stays as it is where no link has become slower, and
-        short data have no fit of their own.
+        Whether nobody has asked for it: then the table stays as it is where no link has become
+        slower, and short data have no fit of their own.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """One rank's end of a group: operations get their turn here, and are run.
 
-To run an operation is: meet (once a group), resolve (once an operation), bind to memory, drive,
-and copy the results out. On CUDA tensors an operation has a `Lane`: see `ringcoll.transport.streams`.
-If the stream orders messages, and the host waits for nothing, asynchronous operations need no thread;
-where the transport can wait for a moment, nor do those that take no longer.
+To run an operation is: meet (once a group), resolve (once an operation), bind to memory, drive, and
+copy the results out. On CUDA tensors an operation has a `Lane`: see `ringcoll.transport.streams`.
+If the stream orders messages, and the host waits for nothing, asynchronous operations need no
+thread; where the transport can wait for a moment, nor do those that take no longer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from ringcoll.watch import (
 
 _EXIT_S = 10.0  # for operations that are pending when the process ends
 _NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
-# An asynchronous call runs where it is made for so long; longer if no other core could run it meanwhile.
+# An asynchronous call runs where it is made for so long; longer if no other core could run it
+# meanwhile.
 _MOMENT_S, _LONG_MOMENT_S = 0.0002, 0.01
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
 _MOST_REMEMBERED = 8 << 20  # bytes of the operations that a group keeps for calls of the same kind
@@ -316,8 +317,8 @@ class Communicator:
     def _runs_at_once(self, operation: Operation | Turn, following: Iterable[Part]) -> bool:
         """Whether an asynchronous call is begun where it is made, and ends there if it takes but a moment.
 
-        To wake a thread takes longer than a short operation, and the thread takes the processor, and
-        Python's lock, from its caller.
+        To wake a thread takes longer than a short operation, and the thread takes the processor,
+        and Python's lock, from its caller.
         """
         return (
             self.transport.waits_briefly
@@ -637,7 +638,8 @@ class Communicator:
     def _meet(self, timeout_s: float) -> None:
         """Meet the other ranks, and agree on costs and rules."""
         with self.progress.meeting():
-            # Where the store is in this process it always answers, and a thread has its own current GPU.
+            # Where the store is in this process it always answers, and a thread has its own current
+            # GPU.
             if self.device is not None or self.transport.shares_process:
                 self._meet_all(timeout_s)
             else:

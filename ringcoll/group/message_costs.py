@@ -5,33 +5,35 @@ how many ranks share a core. They can be measured in some ten milliseconds, but 
 would get other numbers, and ranks that choose differently do not match. So rank 0 decides, and
 publishes the decision in the group's store:
 
-1. Rank 0 publishes the table, if it is known (from a file of ``ringcoll tune``, or because this user
-   has measured on this machine for as many ranks in the last hours), says that all ranks measure now, or
-   what is wrong.
+1. Rank 0 publishes the table, if it is known (from a file of ``ringcoll tune``, or because this
+user
+   has measured on this machine for as many ranks in the last hours), says that all ranks measure
+   now, or what is wrong.
 2. If all ranks measure, rank 0 publishes the table of *its* measurements.
 
-The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the
-last rank send a short and a long message back and forth (alpha, beta), and several short
-messages in one step (overhead), while the others wait. Then every rank sends to another, all at
-once (crowded alpha, beta): long messages to the next rank; short ones to those 1, 2, 4, ...
-further, so that nobody is done before everybody has begun. (Where ranks share cores, those that send
-to the next one only run many rounds ahead while they have the core, and most rounds seem to take
-as long as if nobody shared it.) Every rank adds two vectors (gamma). The definition of alpha
-and beta by ping-pong is R. Hockney's. The messages are bound once, as those of a plan are, so
-that their costs are those of an operation. In the memory of a host a long message is too long for caches, as
-are the data of a program between two calls: by messages of 1 MiB, from 64 KiB on predictions were 0.5 to 0.6 of
-what was measured. On a busy machine an exchange now and then takes milliseconds longer.
-So the fastest exchange of two ranks counts, but the median exchange of all ranks: there, the
-fastest is an exchange whose message had come before the rank asked for it.
+The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the last
+rank send a short and a long message back and forth (alpha, beta), and several short messages in one
+step (overhead), while the others wait. Then every rank sends to another, all at once (crowded
+alpha, beta): long messages to the next rank; short ones to those 1, 2, 4, ... further, so that
+nobody is done before everybody has begun. (Where ranks share cores, those that send to the next one
+only run many rounds ahead while they have the core, and most rounds seem to take as long as if
+nobody shared it.) Every rank adds two vectors (gamma). The definition of alpha and beta by
+ping-pong is R. Hockney's. The messages are bound once, as those of a plan are, so that their costs
+are those of an operation. In the memory of a host a long message is too long for caches, as are the
+data of a program between two calls: by messages of 1 MiB, from 64 KiB on predictions were 0.5 to
+0.6 of what was measured. On a busy machine an exchange now and then takes milliseconds longer. So
+the fastest exchange of two ranks counts, but the median exchange of all ranks: there, the fastest
+is an exchange whose message had come before the rank asked for it.
 
-Where a transport has two ways for a long message (`Transport.direct_from`), these two first send each other messages
-both ways, from 512 KiB down, and long ones whole and in slices (`Transport.slice_bytes`); rank 0 tells which was
-quicker. (With all ranks at once, ranks that share cores wait for each other at random.) The costs are those of
-that way.
+Where a transport has two ways for a long message (`Transport.direct_from`), these two first send
+each other messages both ways, from 512 KiB down, and long ones whole and in slices
+(`Transport.slice_bytes`); rank 0 tells which was quicker. (With all ranks at once, ranks that share
+cores wait for each other at random.) The costs are those of that way.
 
-For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank does that
-reduces what has come. No message is read by the host then, which would take longer than the
-message. By itself a group measures over transports with tags only; NCCL is measured by ``ringcoll tune``.
+For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank
+does that reduces what has come. No message is read by the host then, which would take longer than
+the message. By itself a group measures over transports with tags only; NCCL is measured by
+``ringcoll tune``.
 """
 
 from __future__ import annotations
@@ -251,8 +253,8 @@ def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
     sliced = [(whole_s / _CLEARLY, 0)]
     sliced += [(_swap_s(exchange, longest // by, by * _SLICED // longest), by) for by in _SLICES]
     if by := _agreed(exchange, min(sliced)[1]):
-        # What is not cut, as blocks whose lengths only two ranks know, may go in pieces as well. Where ranks share
-        # cores, each piece may wait for its turn.
+        # What is not cut, as blocks whose lengths only two ranks know, may go in pieces as well.
+        # Where ranks share cores, each piece may wait for its turn.
         copied = transport.direct_from
         transport.direct_from = sys.maxsize
         copied_s = _swap_s(exchange, _SLICED)
@@ -332,7 +334,8 @@ def measure(
     several_s = _message_s(exchange, _SHORT, _MOST, _AT_ONCE)
     distances = [1 << power for power in range((exchange.world_size - 1).bit_length())]
     crowded_s = _crowded_s(exchange, distances, _SHORT, _MOST)
-    # Where ranks share cores, it is told better by all at once: two that wait for each other are mostly asleep.
+    # Where ranks share cores, it is told better by all at once: two that wait for each other are
+    # mostly asleep.
     crowded_several_s = _crowded_s(exchange, distances, _SHORT, _MOST, _AT_ONCE)
     further_s = min(several_s - short_s, (crowded_several_s - crowded_s) / crowd)
     crowded_long_s = _crowded_s(exchange, [1], *long)

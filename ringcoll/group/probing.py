@@ -1,10 +1,12 @@
 """Measure the messages between all pairs of ranks of a group, as `ringcoll.simulation.trials` asks.
 
-Every measurement is a stream of messages. The receiver answers each message with the size of a later one, or with 0
-when it has measured enough, so messages get as long as some milliseconds take. The receiver's clock counts, so bytes
-that lie in buffers do not. With one message at a time, the time between two is a round trip.
+Every measurement is a stream of messages. The receiver answers each message with the size of a
+later one, or with 0 when it has measured enough, so messages get as long as some milliseconds take.
+The receiver's clock counts, so bytes that lie in buffers do not. With one message at a time, the
+time between two is a round trip.
 
-All ranks get all numbers after each trial, by Bruck's all-gather, in which nobody is done before all have begun.
+All ranks get all numbers after each trial, by Bruck's all-gather, in which nobody is done before
+all have begun.
 """
 
 from __future__ import annotations
@@ -141,8 +143,8 @@ def probe(
 ) -> Measurements:
     """Measure all pairs of ranks over a connected transport; every rank calls it, and gets the same.
 
-    Each message has the time limit; the measurement takes about ``budget_s``. ``in_turn`` calls the function of
-    each trial. Errors are those of `ringcoll.probe`.
+    Each message has the time limit; the measurement takes about ``budget_s``. ``in_turn`` calls the
+    function of each trial. Errors are those of `ringcoll.probe`.
     """
     prober, plan = _Prober(transport, limit_s), trials(transport.hosts, budget_s)
     numbers: list[dict[Pair, Sample] | None] = [None]

@@ -1,14 +1,15 @@
 """The queue of a group's operations: they run one at a time, in the order of their calls.
 
 `turn` is held while a call gets its place, `serving` by the thread that runs operations. A call
-with nothing before it runs in the caller's thread: a blocking one to its end, an asynchronous one for a moment, if
-the transport can wait for so long. Other operations, and what is left, wait in the queue. A
-thread of the queue's own serves it; so does whoever waits for a work, as handing over
+with nothing before it runs in the caller's thread: a blocking one to its end, an asynchronous one
+for a moment, if the transport can wait for so long. Other operations, and what is left, wait in the
+queue. A thread of the queue's own serves it; so does whoever waits for a work, as handing over
 between threads costs more than a short operation.
 
 A thread that has run an operation with callbacks leaves the queue to another thread, runs the
 callbacks, and ends. So a callback may wait for other operations of the group. Each operation in the
-queue has a token; who takes a token runs an operation, unless others have run all, so that none is left.
+queue has a token; who takes a token runs an operation, unless others have run all, so that none is
+left.
 
 The result of an asynchronous call.
 

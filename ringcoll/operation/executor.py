@@ -2,13 +2,13 @@
 
 A program is a flat list: messages to start, messages to wait for, local work.
 
-On a GPU a plan's local work is done once on a little memory before its first message, so that all its
-kernels are loaded (`rehearse`). Problem: CUDA loads a kernel when it is first launched, and may wait
-for all kernels on the GPU before it does. Messages of NCCL are kernels that wait for a peer. Say this
-rank has sent the first message of a plan, and loads the plan's next kernel: the host waits until a
-peer has taken the message. The peer may load a kernel, too, and wait for a message of another group,
-which this rank sends after it. So both wait for ever. Cost: a launch for each instruction, once an
-operation, and some hundred elements a region.
+On a GPU a plan's local work is done once on a little memory before its first message, so that all
+its kernels are loaded (`rehearse`). Problem: CUDA loads a kernel when it is first launched, and may
+wait for all kernels on the GPU before it does. Messages of NCCL are kernels that wait for a peer.
+Say this rank has sent the first message of a plan, and loads the plan's next kernel: the host waits
+until a peer has taken the message. The peer may load a kernel, too, and wait for a message of
+another group, which this rank sends after it. So both wait for ever. Cost: a launch for each
+instruction, once an operation, and some hundred elements a region.
 """
 
 from __future__ import annotations

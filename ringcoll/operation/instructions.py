@@ -251,8 +251,8 @@ def loans(
         first = posted  # of the messages that this wave posts
         waits = (item for item in instructions[begin:end] if isinstance(item, Wait))
         awaited = Counter(wait.peer for wait in waits if wait.is_receive)
-        # Whether the rank has waited for none of its own sends of this wave. A transport may hold back
-        # what follows a few messages that are lent, as they take its memory.
+        # Whether the rank has waited for none of its own sends of this wave. A transport may hold
+        # back what follows a few messages that are lent, as they take its memory.
         is_free = max(awaited.values(), default=0) <= _MOST_LENT
         for index in range(begin, end):
             match instructions[index]:

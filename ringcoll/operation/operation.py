@@ -52,11 +52,11 @@ class Request(NamedTuple):
     """All that the decision how to run a call depends on; it holds no tensor.
 
     ``entry`` is what ``algorithm`` names; ``None`` if that is ``"auto"``. ``lengths`` are (block, numel)
-    of every block that this rank knows; ``packed`` are the numels of the tensors that are laid end to
-    end, if the vector is made of several; ``order`` is the order of operands that the operator needs;
-    ``operator_code`` says what a user's operator computes; ``rules`` are those of the call, for the
-    algorithm ``"auto"``; ``usual_segment_bytes`` are those of a pipelined algorithm if the call does not
-    say them.
+    of every block that this rank knows; ``packed`` are the numels of the tensors that are laid end
+    to end, if the vector is made of several; ``order`` is the order of operands that the operator
+    needs; ``operator_code`` says what a user's operator computes; ``rules`` are those of the call,
+    for the algorithm ``"auto"``; ``usual_segment_bytes`` are those of a pipelined algorithm if the
+    call does not say them.
     """
 
     contract: Contract
@@ -233,8 +233,8 @@ class Words:
 
     ``lengths`` are the elements of each block, if only its two ends know its length: blocks are numbered
     source * world_size + destination. It is ``None`` if the description has all lengths; the
-    description is ``None`` until the operation is resolved. ``request`` is that of an operation, for
-    who asks why it ran so.
+    description is ``None`` until the operation is resolved. ``request`` is that of an operation,
+    for who asks why it ran so.
     """
 
     name: str
@@ -310,7 +310,8 @@ class Operation:
     def check(self, *, sliced: bool) -> None:
         """Refuse a named algorithm that does not fit, before the ranks meet.
 
-        Where long messages may be cut into slices (``sliced``), the plan is made when the ranks have met.
+        Where long messages may be cut into slices (``sliced``), the plan is made when the ranks
+        have met.
         """
         resolved = resolve(self.request, None, None)
         entry = self.request.entry
@@ -389,8 +390,8 @@ class Operation:
         """Let go of bindings that are not used any more, before another one is made.
 
         A program that makes its tensors anew has them at other places now and then. What a binding
-        consists of may lie where the last tensor was, and move the next one: so a new binding has to take
-        the memory of an old one, or the heap would grow by a tensor a binding.
+        consists of may lie where the last tensor was, and move the next one: so a new binding has
+        to take the memory of an old one, or the heap would grow by a tensor a binding.
         """
         oldest = self._num_runs - _UNUSED * (len(self.bindings) + 1)
         self.bindings = {

@@ -6,10 +6,10 @@ being read. A plan is compiled once and cached; it is a flat list of instruction
 
 Segments run as a wavefront: with S segments, segment j does step w - j in wave w, and with it the
 steps behind it in which no rank sends. It needs nothing from the algorithm, as the segments are
-disjoint in every buffer. In each wave everything is posted, receives first, then local work is done,
-then messages are waited for in program order. Receives of the next wave are posted as well where
-their memory is free. Segments that fit a core's cache are *slices*: what has come is reduced in its
-wave, where it came if the transport lends it, and leaves with the next one.
+disjoint in every buffer. In each wave everything is posted, receives first, then local work is
+done, then messages are waited for in program order. Receives of the next wave are posted as well
+where their memory is free. Segments that fit a core's cache are *slices*: what has come is reduced
+in its wave, where it came if the transport lends it, and leaves with the next one.
 
 Two hazards are dealt with here, and nowhere else:
 
@@ -111,8 +111,8 @@ _MOST_SENDS = 32
 # Elements. Longer messages are not received early: to ask for them costs little beside moving
 # them, and the second staging area would cost memory.
 _MOST_EARLY = 1 << 16
-# Ranks. To find steps in which all of them do alike, each rank reads the programs of all: of so many,
-# to find steps that are local, and exchanges.
+# Ranks. To find steps in which all of them do alike, each rank reads the programs of all: of so
+# many, to find steps that are local, and exchanges.
 _MOST_LOCAL, _MOST_EXCHANGED = 64, 16
 
 
@@ -218,8 +218,9 @@ class _Compiler:
     def waves(self, steps: list[Step]) -> list[_Active]:
         """The waves in which this rank does anything.
 
-        In segments, steps in which no rank sends belong to the wave of the step before them: what has
-        come is reduced while it is in a cache, and before anything is posted, so that it may be lent.
+        In segments, steps in which no rank sends belong to the wave of the step before them: what
+        has come is reduced while it is in a cache, and before anything is posted, so that it may be
+        lent.
         """
         local: set[int] = set()
         if self.segments > 1 and self.schedule.world_size <= _MOST_LOCAL:
@@ -346,8 +347,8 @@ class _Compiler:
         """Receives of the following wave that may be posted with this one.
 
         A sender whose receive is posted does not have to ask for it. The messages arrive in an area
-        that this wave does not use, or at a place that this wave does not touch and that no send still
-        reads. Receives from one peer stay in order.
+        that this wave does not use, or at a place that this wave does not touch and that no send
+        still reads. Receives from one peer stay in order.
         """
         touched = [
             self.memory.region(ref, segment)
@@ -413,9 +414,9 @@ class _Compiler:
     def carries(self, operation: Send | Recv | RecvReduce, segment: int) -> bool:
         """Whether a message is sent at all.
 
-        If a vector has fewer elements than chunks, messages of empty chunks are left out, at both ends
-        alike. Messages of empty blocks are kept, and all messages of an empty vector: otherwise nobody
-        would notice that ranks disagree on a length.
+        If a vector has fewer elements than chunks, messages of empty chunks are left out, at both
+        ends alike. Messages of empty blocks are kept, and all messages of an empty vector:
+        otherwise nobody would notice that ranks disagree on a length.
         """
         refs = operation.writes or operation.reads
         return not self.drops_empty or self.numel(refs, segment) > 0
@@ -526,7 +527,8 @@ class _Compiler:
         return result
 
 
-# The groups of a program mostly begin with the same calls. A plan is kept as long as a group keeps it.
+# The groups of a program mostly begin with the same calls. A plan is kept as long as a group keeps
+# it.
 _known: WeakValueDictionary[tuple[object, ...], Plan] = WeakValueDictionary()
 
 
@@ -542,8 +544,8 @@ def compile_plan(
     segments
         Number of segments that each chunk is cut into, at least 1.
     posts_early
-        Whether receives may be posted a wave before their sends. On a transport that matches by order
-        alone they may not: there a wave is one group.
+        Whether receives may be posted a wave before their sends. On a transport that matches by
+        order alone they may not: there a wave is one group.
 
     Raises
     ------
