@@ -2,11 +2,11 @@
 
 ===========  ==========================================================
 `functions`  the collectives, with torch.distributed's names and arguments
-`calls`      the way of a call: key, look-up, run; prepared operations; sparse tensors, in three calls
+`calls`      the way of a call: key, look-up, run; prepared operations; sparse tensors
 `arguments`  checks of arguments by one rank: its own, and those that it asks other rooms for
 `groups`     the groups that users name, torch's and our own, and this rank's communicator of each
 `sharing`    tensors of a group move to shared memory
-`choosing`   which algorithm would run, and why; a group's network measured, and algorithms fitted to it
+`choosing`   which algorithm runs, and why; the network measured, and algorithms fitted to it
 ===========  ==========================================================
 """
 

@@ -282,9 +282,9 @@ def sparse_all_reduce(
     """Add up a tensor in coordinate layout over all ranks; it becomes the coalesced sum or average.
 
     Shape, dtype and number of sparse dimensions are the same on all ranks; otherwise there is a
-    `MismatchError`. Zero is not the neutral element of other operators than SUM and AVG. ``algorithm``
-    is that of the all-gathers, if they have an algorithm of that name; ``of_dense`` are arguments for
-    dense tensors only, and have to be ``None``.
+    `MismatchError`. Zero is not the neutral element of other operators than SUM and AVG.
+    ``algorithm`` is that of the all-gathers, if they have an algorithm of that name; ``of_dense``
+    are arguments for dense tensors only, and have to be ``None``.
     """
     deferred = Deferred.of(group)
     rank, world_size = deferred.rank(), as_group(deferred.group).size()

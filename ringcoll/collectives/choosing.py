@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -20,7 +20,11 @@ from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule import OperandOrder, Schedule, contract
 from ringcoll.transport import costs_of, names
 
+if TYPE_CHECKING:
+    from ringcoll.simulation import Measurements, Topology
+
 _RECENT = 1024  # operations among which the last one of a collective is looked for
+_LIMIT_S = 10.0  # of a message when the network is measured
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,7 @@ class Explanation:
         return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
-        choice = self.choice
-        table = choice.table
+        choice, table = self.choice, self.choice.table
         hosts = f"{table.hosts} host{'s' if table.hosts > 1 else ''}"
         lines = [
             f"{choice.collective} of {choice.nbytes} bytes on {choice.world_size} ranks, "
@@ -65,25 +68,22 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _columns(choice: Choice) -> Iterator[str]:
-    rows: list[tuple[str, ...]]
-    rows = [("", "algorithm", "segments", "waits", "predicted us", "path us", "together us")]
-    rows += [_row(choice, prediction) for prediction in choice.predictions]
+def _columns(choice: Choice) -> list[str]:
+    titles = ("", "algorithm", "segments", "waits", "predicted us", "path us", "together us")
+    rows = [titles, *(_row(choice, prediction) for prediction in choice.predictions)]
     if choice.predicted is None:
         rows.append(("*", choice.algorithm, "", "", "-", "-", "-"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        yield "  ".join(cells).rstrip()
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = zip("<<>>>>>", widths, strict=True)
+    line = "  ".join(f"{{:{side}{width}}}" for side, width in cells)
+    return [line.format(*row).rstrip() for row in rows]
 
 
 def _row(choice: Choice, prediction: Prediction) -> tuple[str, ...]:
-    times = (prediction.seconds, prediction.path_s, prediction.crowded_s)
     mark = "*" if prediction.algorithm == choice.algorithm else ""
-    numbers = (f"{seconds * 1e6:.1f}" for seconds in times)
     counts = str(prediction.num_segments), str(prediction.num_waits)
-    return (mark, prediction.algorithm, *counts, *numbers)
+    times = prediction.seconds, prediction.path_s, prediction.crowded_s
+    return mark, prediction.algorithm, *counts, *(f"{seconds * 1e6:.1f}" for seconds in times)
 
 
 def explain(
@@ -112,8 +112,8 @@ def explain(
     op
         Reduction operator; by default a sum.
     **options
-        ``algorithm``, ``segment_bytes``, ``wire_dtype`` and ``reproducible`` as for the collectives; they
-        come before those of the group. Tensors are of float32 if ``data`` is a number.
+        ``algorithm``, ``segment_bytes``, ``wire_dtype``, ``reproducible`` as for the collectives;
+        they come before those of the group. Tensors are of float32 if ``data`` is a number.
 
     Raises
     ------
@@ -143,9 +143,8 @@ def explain(
     if rules.reduces and not rules.at_least_once:
         wire_dtype, reproducible = asked.get("wire_dtype"), asked.get("reproducible", False)
         if isinstance(data, Tensor) or wire_dtype is not None or reproducible:
-            reduction = resolve(
-                "sum" if op is None else op, dtype, wire_dtype=wire_dtype, rank=member.rank
-            )
+            op = "sum" if op is None else op
+            reduction = resolve(op, dtype, wire_dtype=wire_dtype, rank=member.rank)
             reduction = reproduced(reduction, reproducible, world_size=world_size, device=device)
             order = reduction.order
             nbytes = nbytes // dtype.itemsize * reduction.wire_dtype.itemsize
@@ -246,12 +245,6 @@ def _expected_table(
     return replace(table, forced=forced), notes
 
 
-if TYPE_CHECKING:
-    from ringcoll.simulation import Measurements, Topology
-
-_LIMIT_S = 10.0  # of a message
-
-
 def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
     """What `probe` measures, as numbers of pairs of ranks."""
     from ringcoll.group import probe as measure  # not above: every program imports this module
@@ -266,7 +259,7 @@ def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
 
 
 def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
-    """Measure the network between the ranks of a group: hosts, their cards, and the switches between them.
+    """Measure the network between a group's ranks: hosts, their cards, and the switches between.
 
     All ranks of the group call this; each gets the same topology. The messages are those of the
     group's transport for CPU tensors. Nothing else should run on these hosts meanwhile.
@@ -303,7 +296,7 @@ def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
 
 
 def refit(group: Any = None, uses: Iterable[tuple[str, int]] = (), budget_s: float = 3.0) -> str:
-    """Measure the network of a group now, fit algorithms to it, and use them from the next operation on.
+    """Measure the network of a group, fit algorithms to it, and use them from the next call on.
 
     All ranks of the group call this. Rank 0 fits and proves (`ringcoll.search.fit`), and publishes.
     With ``Options(refit=True)`` a group does this by itself when its operations have become slow.
@@ -335,7 +328,8 @@ def refit(group: Any = None, uses: Iterable[tuple[str, int]] = (), budget_s: flo
     Examples
     --------
     >>> import ringcoll
-    >>> words = ringcoll.run_threads(lambda group: ringcoll.refit(group, [("all_reduce", 1 << 20)], 0.5), 2)
+    >>> uses = [("all_reduce", 1 << 20)]
+    >>> words = ringcoll.run_threads(lambda group: ringcoll.refit(group, uses, 0.5), 2)
     >>> words[0] == words[1]
     True
     """

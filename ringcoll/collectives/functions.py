@@ -127,9 +127,9 @@ def all_reduce(
     async_op
         Whether to return a work at once.
     algorithm
-        Name of a registered algorithm (`ringcoll.algorithms`), such as ``"ring"``; ``"auto"`` for the
-        one that is predicted to be the fastest; a `Schedule`; or the path of a file that holds a
-        schedule (`ringcoll.machine.schedule_files`). A schedule is verified once, before it runs.
+        Name of a registered algorithm (`ringcoll.algorithms`), such as ``"ring"``; ``"auto"`` for
+        the one that is predicted to be the fastest; a `Schedule`; or the path of a file that holds
+        a schedule (`ringcoll.machine.schedule_files`). A schedule is verified once, before it runs.
     segment_bytes
         Bytes of the segments in which chunks are pipelined. ``None``: only algorithms that need
         segments use them.
@@ -140,10 +140,11 @@ def all_reduce(
     reproducible
         ``True``: the bits of the result depend on the ranks' inputs, in rank order, and not on
         algorithm, segments, transport, length or place; ``"any_world_size"``: not on the order and
-        number of ranks either, as sums are exact, and are rounded once. See docs/reproducibility.md.
+        number of ranks either, as sums are exact, and are rounded once. See
+        docs/reproducibility.md.
     timeout
-        Time limit of the operation, in seconds or as a ``timedelta``; ``None`` for the group's, as it
-        was when the group was first used here. torch's own functions follow a limit that changes
+        Time limit of the operation, in seconds or as a ``timedelta``; ``None`` for the group's, as
+        it was when the group was first used here. torch's own functions follow a limit that changes
         later.
     out
         Tensor of the same shape and dtype for the result; ``tensor`` then survives.

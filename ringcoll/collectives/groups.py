@@ -62,9 +62,9 @@ class MessageWork:
 class OwnGroup:
     """One rank of a group that torch does not know: the group brings its communicator.
 
-    ``members`` are all communicators of the rank; `on` may add communicators. `isend` and `irecv` are
-    as those of ``torch.distributed``, in which a process group of torch has them. They follow the
-    group's first collective, in which the ranks meet, and no operation runs meanwhile. Two ends
+    ``members`` are all communicators of the rank; `on` may add communicators. `isend` and `irecv`
+    are as those of ``torch.distributed``, in which a process group of torch has them. They follow
+    the group's first collective, in which the ranks meet, and no operation runs meanwhile. Two ends
     that expect other lengths do not match, and their tags are apart from those of operations as the
     tags of two operations are.
     """

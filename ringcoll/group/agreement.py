@@ -1,15 +1,23 @@
-"""The costs of messages in a group, and a single table of them for all ranks.
+"""One table of costs and rules for all ranks of a group: when they meet, and when it has become slow.
 
-A group notices that its operations have become slow, measures its network anew, and fits its
-algorithms to it.
+Problem: the best algorithm depends on a few numbers that differ between machines, and on how many
+ranks share a core. They can be measured (`ringcoll.group.message_costs`), but every rank would get
+other numbers, and ranks that choose differently do not match. So rank 0 decides, and publishes the
+decision in the group's store (`agree`):
 
-Every rank looks at the same operations: the first look is at the eighth, and in each of them rank 0
-sends a byte to all others, which says how many operations later the next look is, about a tenth of
-a second, or that all measure now. Rank 0 compares the operation that takes the most time with its
-first runs. Where the median of its last ones is clearly longer, the ranks probe
-(`ringcoll.group.probing`); rank 0 fits, proves and publishes; and all go on with the new table at
-this very operation. If no link has changed, what is slow is something else: nothing is swapped, and
-the times become the usual ones.
+1. Rank 0 publishes the table, if it is known (from a file of ``ringcoll tune``, or because this
+   user has measured on this machine for as many ranks in the last hours), says that all ranks
+   measure now, or what is wrong.
+2. If all ranks measure, rank 0 publishes the table of *its* measurements.
+
+A group that refits notices that its operations have become slow, measures its network anew, and
+fits its algorithms to it (`Refits`, `refit`). Every rank looks at the same operations: the first
+look is at the eighth, and in each of them rank 0 sends a byte to all others, which says how many
+operations later the next look is, about a tenth of a second, or that all measure now. Rank 0
+compares the operation that takes the most time with its first runs. Where the median of its last
+ones is clearly longer, the ranks probe (`ringcoll.group.probing`); rank 0 fits, proves and
+publishes; and all go on with the new table at this very operation. If no link has changed, what is
+slow is something else: nothing is swapped, and the times become the usual ones.
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import median
 from typing import Any
 
@@ -40,13 +48,23 @@ from ringcoll.errors import (
     TransportError,
     TuningFileError,
 )
-from ringcoll.group.message_costs import _CPU, measure
+from ringcoll.group.message_costs import CPU, measure
 from ringcoll.machine import appears, as_json, cores, not_of_a_rank, read_json, settings, tuning
 from ringcoll.schedule import contract
 from ringcoll.transport import Handle, Message, Transport, costs_of, names
 
 _log = logging.getLogger("ringcoll")
-_TOKEN_TAG = 0x7E57C058
+_TOKEN_TAG, _LOOK_TAG = 0x7E57C058, 0x7E57C05A  # of 31 bits; nothing else is under way meanwhile
+_FIRST_LOOK = 8
+_LATER = 255  # operations at most; a byte
+_LOOK_S = 0.1
+_MOST_KINDS = 256  # of operations
+_LEAST_S = 1e-3  # shorter operations do not count
+_FIRST_RUNS, _LAST_RUNS = 5, 7
+_LEAST_NBYTES = 1 << 16
+_MOST_FIT_S = 10.0  # of rank 0, for which the others wait
+_SLOW = 1.5  # times as long as usual
+BUDGET_S = 1.5
 
 # What this process measured as rank 0.
 _measured: dict[tuple[str, int, int, str], Table] = {}
@@ -96,11 +114,8 @@ class Notes:
             raise self._late(peer) from error
 
     def _late(self, peer: int) -> CollectiveTimeoutError:
-        return CollectiveTimeoutError(
-            f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer} to agree on a choice "
-            "of algorithms",
-            peer=peer,
-        )
+        waited = f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer}"
+        return CollectiveTimeoutError(f"{waited} to agree on a choice of algorithms", peer=peer)
 
 
 def agree(
@@ -118,34 +133,15 @@ def agree(
     Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``; an
     earlier measurement for the same transport, numbers of ranks and hosts, and type of device, by
     this process, or in the user's cache (`ringcoll.machine.tuning.remember`); a measurement now, by
-    all ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
+    all ranks. Rank 0's ``RINGCOLL_ALGORITHM``, ``fit`` and ``refits`` count for all ranks, and all
+    raise the error if rank 0's variables name rules or a file that cannot be used.
 
-    Parameters
-    ----------
-    transport
-        Connected transport without messages under way.
-    store
-        Store that all ranks of the group see, and that nobody else uses.
-    timeout_s
-        Time limit in seconds.
-    measurable
-        Whether the costs may be measured; by default on transports with tags and without checksums.
-    device
-        Device of the group's tensors; by default the CPU.
-    fit, refits
-        A file of ``ringcoll fit``, which rank 0 reads, and whether the group refits. Those of rank
-        0 count.
-
-    Raises
-    ------
-    CollectiveTimeoutError, PeerLostError
-        A rank did not come, or was lost.
-    RulesError, TuningFileError
-        Rank 0's variables name rules or a file that cannot be used. All ranks raise the error.
+    No messages are under way on the transport, and nobody else uses the store. ``measurable``:
+    whether costs may be measured, by default on transports with tags and without checksums.
     """
     settings.log_as_asked()
     rank, world_size = transport.rank, transport.world_size
-    device = _CPU if device is None else device
+    device = CPU if device is None else device
     kind = device.type
     if measurable is None:
         is_plain = not (transport.ordered or transport.verifies)
@@ -161,24 +157,21 @@ def agree(
         rules = settings.forced_rules(forced)
         fitted = tuning.fit_for(fit, tuple(transport.hosts))
     except RingcollError as error:
-        notes.tell(
-            "decision",
-            {"error": str(error), "rules": isinstance(error, RulesError | ScheduleError)},
-        )
+        is_of_rules = isinstance(error, RulesError | ScheduleError)
+        notes.tell("decision", {"error": str(error), "rules": is_of_rules})
         raise
+    complete = partial(replace, forced=rules, fit=fitted, refits=refits)
     link = costs_of(transport.name)
     usual = built_in(transport.name, link, world_size, hosts=hosts, cores=cores(), device=kind)
     if table is None and not (measurable and world_size > 1):
         table = usual
-    text = (
-        None if table is None else replace(table, forced=rules, fit=fitted, refits=refits).dumps()
-    )
+    text = None if table is None else complete(table).dumps()
     notes.tell("decision", {"hosts": hosts, "forced": forced, "table": text})
     if text is None:
         costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
         table = _measured[where] = replace(usual, parameters=costs, source=MEASURED)
         tuning.remember(settings.measured_file(), table)
-        text = replace(table, forced=rules, fit=fitted, refits=refits).dumps()
+        text = complete(table).dumps()
         notes.tell("table", text)
     return _table(text, announces=True)
 
@@ -202,13 +195,8 @@ def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
     if own == forced:
         settings.forced_rules(own)  # which registers what is in its files
     else:
-        _log.warning(
-            "rank %d: %s is %r here and %r on rank 0, which counts for all",
-            notes.rank,
-            FORCED,
-            own,
-            forced,
-        )
+        line = "rank %d: %s is %r here and %r on rank 0, which counts for all"
+        _log.warning(line, notes.rank, FORCED, own, forced)
     if text is None:
         measure(transport, notes.left_s, hosts=max(1, hosts), device=device)
         text = notes.hear("table")
@@ -216,19 +204,6 @@ def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
         return _table(text, announces=False)
     except (TuningFileError, TypeError) as error:
         raise TransportError(f"rank {notes.rank} cannot read rank 0's table: {error}") from error
-
-
-_LOOK_TAG = 0x7E57C05A
-_FIRST_LOOK = 8
-_LATER = 255  # operations at most; a byte
-_LOOK_S = 0.1
-_MOST_KINDS = 256  # of operations
-_LEAST_S = 1e-3  # shorter operations do not count
-_FIRST_RUNS, _LAST_RUNS = 5, 7
-_LEAST_NBYTES = 1 << 16
-_MOST_FIT_S = 10.0  # of rank 0, for which the others wait
-_SLOW = 1.5  # times as long as usual
-BUDGET_S = 1.5
 
 
 class Refits:
@@ -258,7 +233,7 @@ class Refits:
 
     @property
     def ratio(self) -> float:
-        """Median time of the last runs of the longest operation, in times of the first ones; 1 if they are few."""
+        """Median of the longest operation's last runs by that of the first; 1 if they are few."""
         request = max(self._last, key=lambda each: sum(self._last[each]), default=None)
         if request is None or len(self._last[request]) < _LAST_RUNS:
             return 1.0
@@ -271,8 +246,7 @@ class Refits:
             messages: tuple[list[Message], list[Message]] = [Message(0, word, _LOOK_TAG)], []
         else:
             each_s = (time.monotonic() - self._looked) / max(1, number - self._at)
-            # Between two looks may lie a single short operation, which says little of the next
-            # ones.
+            # A single short operation may lie between two looks, and says little of the next.
             most = min(_LATER, 2 * self._later)
             self._later = min(most, max(1, round(_LOOK_S / max(each_s, 1e-9))))
             word[0] = 0 if self.ratio > _SLOW else self._later
@@ -298,24 +272,10 @@ def refit(
 ) -> Table:
     """Measure the network, fit to it, and return the table with the fit; every rank calls it.
 
-    Parameters
-    ----------
-    transport, store
-        Transport without messages under way, and a store that nobody else uses.
-    table
-        The table so far.
-    uses
-        Collectives and bytes to fit; those of rank 0 count.
-    limit_s, budget_s
-        Time limit, and seconds that the measurement is to take.
-    by_itself
-        Whether nobody has asked for it: then the table stays as it is where no link has become
-        slower, and short data have no fit of their own.
-
-    Raises
-    ------
-    CollectiveTimeoutError, PeerLostError
-        A rank did not take part.
+    No messages are under way on the transport, and nobody else uses the store. ``uses`` are
+    collectives and bytes to fit; those of rank 0 count. The measurement is to take ``budget_s``.
+    ``by_itself``: nobody has asked for it. Then the table stays as it is where no link has become
+    slower, and short data have no fit of their own.
     """
     from ringcoll.group.probing import probe  # not before: every group comes by this module
 

@@ -1,15 +1,4 @@
-"""The costs of messages in a group, measured once, and a single table of them for all ranks.
-
-Problem: the best algorithm depends on a few numbers that differ between machines, and on
-how many ranks share a core. They can be measured in some ten milliseconds, but every rank
-would get other numbers, and ranks that choose differently do not match. So rank 0 decides, and
-publishes the decision in the group's store:
-
-1. Rank 0 publishes the table, if it is known (from a file of ``ringcoll tune``, or because this
-user
-   has measured on this machine for as many ranks in the last hours), says that all ranks measure
-   now, or what is wrong.
-2. If all ranks measure, rank 0 publishes the table of *its* measurements.
+"""What messages cost in a group, measured by its ranks in some ten milliseconds.
 
 The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the last
 rank send a short and a long message back and forth (alpha, beta), and several short messages in one
@@ -38,24 +27,20 @@ the message. By itself a group measures over transports with tags only; NCCL is 
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import count
 from statistics import median
 
 import torch
 from torch import Tensor
 
 from ringcoll.cost import Parameters
-from ringcoll.errors import (
-    CollectiveTimeoutError,
-)
+from ringcoll.errors import CollectiveTimeoutError
 from ringcoll.transport import Handle, Message, Transport, settle
 
-_log = logging.getLogger("ringcoll")
-
-_TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under way meanwhile
+_TAG = 0x7E57C057  # of 31 bits; nothing else is under way meanwhile
 _SHORT, _LONG = 8, 1 << 20  # bytes
 _LONG_IN_MEMORY = 1 << 23  # both ranks' messages, sent and received, take 32 MiB
 _LONG_IN_CACHE = 1 << 20
@@ -71,14 +56,14 @@ _AT_ONCE = 4  # messages in one step
 _ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
 _ADDED_ON_GPU = 1 << 25  # bytes; it takes longer than the launch
 _ADDITIONS = 20
-_CPU = torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 class _Exchange:
     """Messages of one rank during the measurement."""
 
     def __init__(
-        self, transport: Transport, timeout_s: float, device: torch.device = _CPU, long: int = _LONG
+        self, transport: Transport, timeout_s: float, device: torch.device = CPU, long: int = _LONG
     ) -> None:
         self.transport, self.timeout_s, self.device = transport, timeout_s, device
         self.on_gpu = _is_gpu(device)
@@ -111,21 +96,19 @@ class _Exchange:
 
     def sending(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
         """A step that sends messages of so many bytes."""
-        return self.ready([], _messages(peer, self.out, nbytes, number))
+        return self.ready([], _messages([peer] * number, self.out, nbytes))
 
     def receiving(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
         """A step that receives messages of so many bytes."""
-        return self.ready(_messages(peer, self.into, nbytes, number), [])
+        return self.ready(_messages([peer] * number, self.into, nbytes), [])
 
     def shifting(self, distance: int, nbytes: int, number: int = 1) -> Callable[[], None]:
-        """A step that sends to the rank so far ahead, further messages to those beyond, and receives as much."""
-        both: list[list[Message]] = [[], []]
-        for sign, memory, messages in zip((-1, 1), (self.into, self.out), both, strict=True):
-            for one in range(number):
-                by = (distance - 1 + one) % (self.world_size - 1) + 1
-                peer = (self.rank + sign * by) % self.world_size
-                messages.append(Message(peer, memory[one * nbytes : (one + 1) * nbytes], _TAG))
-        return self.ready(*both)
+        """A step with messages to ranks so far ahead and beyond, and as many from behind."""
+        k = self.world_size
+        ways = [(distance - 1 + more) % (k - 1) + 1 for more in range(number)]
+        receives = _messages([(self.rank - way) % k for way in ways], self.into, nbytes)
+        sends = _messages([(self.rank + way) % k for way in ways], self.out, nbytes)
+        return self.ready(receives, sends)
 
     def tell(self, peers: Iterable[int], word: int) -> None:
         """Send a number below 256."""
@@ -139,8 +122,10 @@ class _Exchange:
         return int(self.into[0])
 
 
-def _messages(peer: int, memory: Tensor, nbytes: int, number: int = 1) -> list[Message]:
-    return [Message(peer, memory[i * nbytes : (i + 1) * nbytes], _TAG) for i in range(number)]
+def _messages(peers: Iterable[int], memory: Tensor, nbytes: int) -> list[Message]:
+    """A message for each peer, in one piece of memory after the other."""
+    starts = zip(peers, count(0, nbytes), strict=False)
+    return [Message(peer, memory[start : start + nbytes], _TAG) for peer, start in starts]
 
 
 def _is_gpu(device: torch.device) -> bool:
@@ -153,8 +138,9 @@ def _timed(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _times(exchange: _Exchange, peers: Iterable[int], function: Callable[[], object],
-           most: int) -> list[float]:  # fmt: skip
+def _times(
+    exchange: _Exchange, peers: Iterable[int], function: Callable[[], object], most: int
+) -> list[float]:
     """Seconds of an exchange, again and again; rank 0 tells its peers how often."""
     function()  # sets the path up
     expected_s = _timed(function)
@@ -197,12 +183,12 @@ def _crowded_s(
 
 
 def _swap_s(exchange: _Exchange, nbytes: int, number: int = 1) -> float:
-    """Seconds in which two ranks send each other messages, so that each is as busy as in a collective."""
+    """Seconds in which two ranks send each other messages: each is as busy as in a collective."""
     last = exchange.world_size - 1
     if exchange.rank not in (0, last):
         return 0.0
-    peer = last - exchange.rank
-    both = (_messages(peer, memory, nbytes, number) for memory in (exchange.into, exchange.out))
+    peers = [last - exchange.rank] * number
+    both = (_messages(peers, memory, nbytes) for memory in (exchange.into, exchange.out))
     swap, fresh = exchange.ready(*both), exchange.out[: number * nbytes].bitwise_not_
 
     def write_and_swap() -> None:
@@ -216,21 +202,21 @@ def _exchange_s(exchange: _Exchange) -> float:
     """Seconds of a short message of each rank to all others."""
     transport = exchange.transport
     others = [peer for peer in range(transport.world_size) if peer != transport.rank]
-    receives = [one for peer in others for one in _messages(peer, exchange.into, _SHORT)]
+    receives = [_messages([peer], exchange.into, _SHORT)[0] for peer in others]
     step = exchange.waiting(transport.bind_exchange(receives, exchange.out[:_SHORT], _TAG))
     return median(_times(exchange, others, step, _MOST))
 
 
-def _agreed(exchange: _Exchange, found: int) -> int:
-    """What rank 0 has found, a number below 256; all ranks have to send alike."""
+def _agreed(exchange: _Exchange, number: int) -> int:
+    """Rank 0's number, which is below 256; all ranks have to send alike."""
     if exchange.rank:
         return exchange.hear()
-    exchange.tell(range(1, exchange.world_size), found)
-    return found
+    exchange.tell(range(1, exchange.world_size), number)
+    return number
 
 
 def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
-    """Bytes from which a message is read in its sender's memory sooner than it is copied twice, and bytes of slices.
+    """Bytes from which a message is read at its sender's sooner than copied twice, and of slices.
 
     The latter are 0 if a long message is sent whole sooner.
     """
@@ -255,12 +241,12 @@ def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
     if by := _agreed(exchange, min(sliced)[1]):
         # What is not cut, as blocks whose lengths only two ranks know, may go in pieces as well.
         # Where ranks share cores, each piece may wait for its turn.
-        copied = transport.direct_from
+        direct_from = transport.direct_from
         transport.direct_from = sys.maxsize
         copied_s = _swap_s(exchange, _SLICED)
         if _agreed(exchange, crowd == 1 and copied_s < whole_s):
-            copied = sys.maxsize
-        return copied, longest // by
+            direct_from = sys.maxsize
+        return direct_from, longest // by
     return direct_from, 0
 
 
@@ -294,7 +280,7 @@ def measure(
     *,
     hosts: int = 1,
     cores: int | None = None,
-    device: torch.device = _CPU,
+    device: torch.device = CPU,
 ) -> Parameters:
     """Measure what messages, bytes and additions cost; all ranks take part.
 
@@ -312,8 +298,8 @@ def measure(
     Returns
     -------
     costs
-        Costs as this rank has measured them. Only rank 0's costs count: rank 0 alone knows
-        how long a message takes between two ranks.
+        Costs as this rank has measured them. Only rank 0's costs count: rank 0 alone knows how long
+        a message takes between two ranks.
 
     Raises
     ------
@@ -334,8 +320,7 @@ def measure(
     several_s = _message_s(exchange, _SHORT, _MOST, _AT_ONCE)
     distances = [1 << power for power in range((exchange.world_size - 1).bit_length())]
     crowded_s = _crowded_s(exchange, distances, _SHORT, _MOST)
-    # Where ranks share cores, it is told better by all at once: two that wait for each other are
-    # mostly asleep.
+    # Where ranks share cores, all at once tell better: two that wait for each other mostly sleep.
     crowded_several_s = _crowded_s(exchange, distances, _SHORT, _MOST, _AT_ONCE)
     further_s = min(several_s - short_s, (crowded_several_s - crowded_s) / crowd)
     crowded_long_s = _crowded_s(exchange, [1], *long)
@@ -344,7 +329,6 @@ def measure(
         few = slice_bytes, _MOST, _LONG_IN_CACHE // slice_bytes
         cached_s = max(gamma_s, (_message_s(exchange, *few) - short_s) / _LONG_IN_CACHE)
         crowded_cached_s = (_crowded_s(exchange, [1], *few) - crowded_s) / _LONG_IN_CACHE
-    exchange_s = _exchange_s(exchange) if transport.exchanges_to else 0.0
     # A message reads and writes each byte, as an addition does. A crowd makes nothing faster.
     beta_s = max(gamma_s, (long_s - short_s) / nbytes)
     return Parameters(
@@ -359,7 +343,7 @@ def measure(
         direct_from=direct_from,
         slice_bytes=slice_bytes,
         exchanges_to=transport.exchanges_to,
-        exchange_s=exchange_s,
+        exchange_s=_exchange_s(exchange) if transport.exchanges_to else 0.0,
         cached_beta_s_per_byte=cached_s,
         crowded_cached_beta_s_per_byte=max(cached_s, crowded_cached_s),
     )
