@@ -136,7 +136,7 @@ class _Item(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    """An operation of which a part has run: the rest of its program, and the handles of its messages."""
+    """An operation of which a part has run: the rest of its program, and its messages' handles."""
 
     binding: Binding
     steps: Iterator[BoundInstruction]
@@ -273,9 +273,8 @@ class Communicator:
             if self.state is not GroupState.OPEN:
                 self._refuse()
             is_brief = async_op and self._runs_at_once(operation, following)
-            is_mine = (
-                (is_brief or not async_op) and not queue.items and queue.serving.acquire(False)
-            )
+            is_here = is_brief or not async_op
+            is_mine = is_here and not queue.items and queue.serving.acquire(False)
             try:
                 if operation.has_streams:
                     lane = self._lane_of(operation, following, is_aside=not is_mine)
@@ -315,7 +314,7 @@ class Communicator:
         return item.work
 
     def _runs_at_once(self, operation: Operation | Turn, following: Iterable[Part]) -> bool:
-        """Whether an asynchronous call is begun where it is made, and ends there if it takes but a moment.
+        """Whether an asynchronous call is begun where it is made, and ends there if it is short.
 
         To wake a thread takes longer than a short operation, and the thread takes the processor,
         and Python's lock, from its caller.
@@ -366,7 +365,7 @@ class Communicator:
         self.run(Turn(name, function), (), self.timeout_s, False, [])
 
     def meet(self) -> tuple[int, ...]:
-        """Host number of every rank; the first call, which all ranks make alike, meets the others."""
+        """Host number of every rank; the first call, which all ranks make, meets the others."""
         if not self._asked_to_meet:
             self._asked_to_meet = True
             self.in_turn(lambda: None, "meeting")
@@ -374,14 +373,12 @@ class Communicator:
 
     def uses(self, storages: Container[int]) -> bool:
         """Whether an operation that runs, or waits for its turn, works on one of some storages."""
-        parts = [
-            ((item.operation, item.tensors), item.following) for item in self._queue.items.copy()
-        ]
+        items = self._queue.items.copy()
         is_serving, running = self._queue.serving.locked(), self._running
         if is_serving and running is None:
             return True  # which operation comes next is not known yet
-        in_use = [running or (), *(tensors for (_, tensors), _ in parts)]
-        for following in (self._following, *(following for _, following in parts)):
+        in_use = [running or (), *(item.tensors for item in items)]
+        for following in (self._following, *(item.following for item in items)):
             if isinstance(following, Sequence):
                 in_use += [tensors for _, tensors in following]
         return any(
@@ -553,7 +550,7 @@ class Communicator:
     def kinds_of_calls(self) -> list[tuple[str, int]]:
         """Collectives and bytes of the operations so far for which the table chooses."""
         requests = [operation.request for operation in tuple(self._resolved)]
-        return sorted({(one.collective, one.nbytes) for one in requests if one.entry is None})
+        return sorted({(each.collective, each.nbytes) for each in requests if each.entry is None})
 
     def _look(self, number: int, timeout_s: float) -> None:
         """Look with all ranks whether operations have become slow; if so, refit."""
@@ -578,8 +575,8 @@ class Communicator:
     ) -> None:
         """Measure the network, and fit algorithms to it; all ranks call it in their turn.
 
-        ``uses`` are collectives and bytes; by default those of the operations so far. Operations are resolved anew,
-        prepared ones too.
+        ``uses`` are collectives and bytes; by default those of the operations so far. Operations
+        are resolved anew, prepared ones too.
         """
         if not self._has_met:
             self._meet(timeout_s)
@@ -638,8 +635,7 @@ class Communicator:
     def _meet(self, timeout_s: float) -> None:
         """Meet the other ranks, and agree on costs and rules."""
         with self.progress.meeting():
-            # Where the store is in this process it always answers, and a thread has its own current
-            # GPU.
+            # A store in this process always answers, and a thread has its own current GPU.
             if self.device is not None or self.transport.shares_process:
                 self._meet_all(timeout_s)
             else:
@@ -664,9 +660,8 @@ class Communicator:
             self._moment_s = _LONG_MOMENT_S
         store = dist.PrefixStore("choice", self.store)
         fit, refits = self._fit
-        self.table = agree(
-            transport, store, _left_s(deadline), device=self.device, fit=fit, refits=refits
-        )
+        left_s = max(round(deadline - time.monotonic(), 3), 0.001)
+        self.table = agree(transport, store, left_s, device=self.device, fit=fit, refits=refits)
         # A look is a message of CPU memory, which the host waits for.
         if self.table.refits and not transport.ordered and transport.waits_on_host:
             self._refits = Refits() if self.world_size > 1 else None
@@ -742,12 +737,12 @@ class Communicator:
         }
 
     def check_usable(self) -> None:
-        """Raise `GroupBrokenError` if the group is closed or broken, or belongs to another process."""
+        """Raise `GroupBrokenError` if the group is closed, broken, or another process's."""
         if self.state is not GroupState.OPEN:
             self._refuse()
 
     def disown(self) -> None:
-        """Let every call raise an error, in a process that was forked off: its parent has the group."""
+        """Let every call raise an error, in a forked process: its parent has the group."""
         self.state = GroupState.FOREIGN  # the parent's threads and connections stay as they are
         self._queue.turn = threading.Lock()  # a thread that is not here any more may hold the other
 
@@ -874,10 +869,6 @@ def in_use(storages: Container[int]) -> bool:
     )
 
 
-def _left_s(deadline: float) -> float:
-    return max(round(deadline - time.monotonic(), 3), 0.001)
-
-
 def _without_frames(error: BaseException) -> BaseException:
     """A copy of an error, to be kept: a traceback refers to the user's frames.
 
@@ -891,7 +882,7 @@ def _without_frames(error: BaseException) -> BaseException:
 
 
 def _leave_to_parent() -> None:
-    """Refuse all groups in a process that was forked off: its parent has their threads and connections."""
+    """Refuse all groups in a forked process: its parent has their threads and connections."""
     for communicator in tuple(_open_communicators):
         communicator.disown()
     _open_communicators.clear()

@@ -1,5 +1,7 @@
 """The queue of a group's operations: they run one at a time, in the order of their calls.
 
+So they share working memory (`Workspace`); a queued one is a `Work`.
+
 `turn` is held while a call gets its place, `serving` by the thread that runs operations. A call
 with nothing before it runs in the caller's thread: a blocking one to its end, an asynchronous one
 for a moment, if the transport can wait for so long. Other operations, and what is left, wait in the
@@ -10,10 +12,6 @@ A thread that has run an operation with callbacks leaves the queue to another th
 callbacks, and ends. So a callback may wait for other operations of the group. Each operation in the
 queue has a token; who takes a token runs an operation, unless others have run all, so that none is
 left.
-
-The result of an asynchronous call.
-
-Working memory of a group: one tensor for each device, which grows when more is needed.
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ from ringcoll.transport import Mark, future
 
 Item = TypeVar("Item")
 
+_making_futures = threading.Lock()
 _MOMENT_S = 0.2  # for a thread that has completed a work, and is about to give the turn back
 
 
@@ -104,7 +103,8 @@ class Queue(Generic[Item]):
     def close(self, limit_s: float, running_s: float | None = None) -> bool:
         """End the threads when nothing waits any more; return whether all operations are over.
 
-        ``running_s`` is the time limit for an operation that another thread waits for; by default the same.
+        ``running_s`` is the time limit for an operation that another thread waits for; by default
+        the same.
         """
         if not self._ends:
             self._ends = True
@@ -163,9 +163,6 @@ class Queue(Generic[Item]):
                 if work is not None:
                     return work
         return None
-
-
-_making_futures = threading.Lock()
 
 
 class Work(dist.Work):
@@ -258,9 +255,9 @@ class Work(dist.Work):
         with _making_futures:
             if self._future is None:
                 self._base = future(self._results)
-                # `set_exception` would make C++ code, such as that of
-                # DistributedDataParallel, take the exception for the value; a callback
-                # that raises makes a future that has failed for C++ too.
+                # `set_exception` would make C++ code, such as that of DistributedDataParallel, take
+                # the exception for the value; a callback that raises makes a future that has failed
+                # for C++ too.
                 self._future = self._base.then(self._outcome)
                 if self.done:
                     self._base.set_result(None)
@@ -293,7 +290,7 @@ class Work(dist.Work):
 
 
 class Workspace:
-    """Working memory; operations of a group run one at a time, so they share it.
+    """Working memory: one tensor for each device, which grows when more is needed.
 
     ``on_growth`` is called before memory is replaced, and has to forget all views of the memory.
     """

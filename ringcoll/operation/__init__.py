@@ -1,7 +1,7 @@
 """From a request to messages: how a call is compiled, bound to memory, and run.
 
 ==============  ==========================================================
-`instructions`  what a plan is made of: regions of memory, instructions, and messages that may be lent
+`instructions`  what a plan is made of: regions of memory, instructions; messages to lend
 `plan`          one rank's part of a schedule, as a flat list of instructions
 `overlap`       whether elements of strided tensors share memory
 `stage`         the user's tensors as flat, contiguous ones, and back

@@ -183,7 +183,7 @@ def _by_exchange(
 def _lent(
     plan: Plan, transport: Transport, reduction: Reduction, by_exchange: Container[int]
 ) -> dict[int, dict[int, int]]:
-    """Those of `Plan.lent` that are long enough, or come by an exchange, and are reduced in pieces."""
+    """Those of `Plan.lent` that are long or come by an exchange, and can be reduced in pieces."""
     if transport.lends_from == math.inf or reduction.operator.user is not None:
         return {}  # nobody knows what the user's function does to a piece
     if reduction.combine_all is not None:
@@ -215,7 +215,7 @@ def _scratch(place: int, dtype: torch.dtype) -> Tensor:
 class _Borrower:
     """A reduction of which some sources are lent messages, piece by piece, as pieces stay in cache.
 
-    ``positions`` are those of the lent sources, whose memory is not used; `Engine.bind` has the rest.
+    ``positions`` are those of lent sources, whose memory is not used; `Engine.bind` has the rest.
     """
 
     transport: Transport

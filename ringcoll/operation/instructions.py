@@ -1,4 +1,4 @@
-"""What a plan is made of: regions of memory, instructions that name them by number, and which messages may be lent.
+"""What a plan is made of: regions of memory, and instructions that name them by number.
 
 Problem: a schedule names chunks. Their lengths and places follow from the lengths of the user's
 tensors, the number of segments, and whether a collective works in place. Here a chunk becomes a
@@ -278,7 +278,7 @@ def _only_reader(
     view: int,
     first: int,
 ) -> tuple[int, int] | None:
-    """The reduction that alone reads a view after a wait, and the view's position among its sources.
+    """The reduction that alone reads a view after a wait, and the view's place in its sources.
 
     ``wait`` has the index of the wait, and the end of its wave; ``first`` is the first message that
     the wave posts.

@@ -51,7 +51,7 @@ _UNUSED = 2  # a binding is, if all might have been used so often since its last
 class Request(NamedTuple):
     """All that the decision how to run a call depends on; it holds no tensor.
 
-    ``entry`` is what ``algorithm`` names; ``None`` if that is ``"auto"``. ``lengths`` are (block, numel)
+    ``entry`` is what ``algorithm`` names; ``None`` for ``"auto"``. ``lengths`` are (block, numel)
     of every block that this rank knows; ``packed`` are the numels of the tensors that are laid end
     to end, if the vector is made of several; ``order`` is the order of operands that the operator
     needs; ``operator_code`` says what a user's operator computes; ``rules`` are those of the call,
@@ -207,8 +207,8 @@ class Binding:
     """An operation that is bound to memory and to a transport.
 
     ``loads`` copy tensors in before the program runs, ``stores`` copy results out; ``wait`` is
-    `Transport.wait`, ``is_over`` is `Transport.is_over`; ``last_run`` is the number of the last run with
-    this binding.
+    `Transport.wait`, ``is_over`` is `Transport.is_over`; ``last_run`` is the number of the last run
+    with this binding.
     """
 
     loads: Sequence[Load]
@@ -231,10 +231,10 @@ class Binding:
 class Words:
     """An operation in words: what is remembered of it when it is over.
 
-    ``lengths`` are the elements of each block, if only its two ends know its length: blocks are numbered
-    source * world_size + destination. It is ``None`` if the description has all lengths; the
-    description is ``None`` until the operation is resolved. ``request`` is that of an operation,
-    for who asks why it ran so.
+    ``lengths`` are the elements of each block, if only its two ends know its length: blocks are
+    numbered source * world_size + destination. It is ``None`` if the description has all lengths;
+    the description is ``None`` until the operation is resolved. ``request`` is that of an
+    operation, for who asks why it ran so.
     """
 
     name: str

@@ -101,7 +101,7 @@ class _WorkError(Exception):
 
 
 def _solutions(terms: Iterable[tuple[int, int]], target: int, most: int) -> int:
-    """How many solutions ``sum(coefficient * x) = target`` has with ``0 <= x <= bound``, up to ``most``."""
+    """Solutions of ``sum(coefficient * x) = target`` with ``0 <= x <= bound``, up to ``most``."""
     bounds: dict[int, int] = {}
     for coefficient, bound in terms:
         bounds[coefficient] = bounds.get(coefficient, 0) + bound

@@ -15,8 +15,8 @@ Two hazards are dealt with here, and nowhere else:
 
 - Transports read the user's memory in place, so memory is written only after the sends that read it
   have completed (`_Compiler.guard`).
-- All reads of a step see the state before it. A write to something that another operation of the step
-  still has to read goes to staging memory first, and is committed when the step is over.
+- All reads of a step see the state before it. A write to something that another operation of the
+  step still has to read goes to staging memory first, and is committed when the step is over.
 """
 
 from __future__ import annotations
