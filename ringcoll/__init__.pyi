@@ -3,8 +3,10 @@ import ringcoll.testing
 import ringcoll.training.data
 
 from .backend.c10d import Options as Options
-from .collectives.explanation import Explanation as Explanation
-from .collectives.explanation import explain as explain
+from .collectives.choosing import Explanation as Explanation
+from .collectives.choosing import explain as explain
+from .collectives.choosing import probe as probe
+from .collectives.choosing import refit as refit
 from .collectives.functions import all_gather as all_gather
 from .collectives.functions import all_gather_coalesced as all_gather_coalesced
 from .collectives.functions import all_gather_into_tensor as all_gather_into_tensor
@@ -31,10 +33,8 @@ from .collectives.functions import scatter as scatter
 from .collectives.groups import bytes_sent as bytes_sent
 from .collectives.groups import close as close
 from .collectives.groups import use as use
-from .collectives.probe_call import probe as probe
-from .collectives.refit_call import refit as refit
 from .collectives.sharing import share as share
-from .group.work import Work as Work
+from .group.queue import Work as Work
 from .launch.mpi_ranks import MpiGroup as MpiGroup
 from .launch.mpi_ranks import mpi_group as mpi_group
 from .launch.threads import LocalGroup as LocalGroup

@@ -1,6 +1,6 @@
 """Measure a group's costs and its algorithms, and make a table of them.
 
-The costs are those of `ringcoll.group.agreement.measure`, taken several times: the median of
+The costs are those of `ringcoll.group.message_costs.measure`, taken several times: the median of
 each. The algorithms run in rounds, as always (`ringcoll.bench.measure`), at sizes that grow
 by a factor; the fastest algorithm at a size gets the range up to the middle to the next size.
 A size at which the model's choice is as fast as the best, within the noise, is left to the

@@ -1,6 +1,7 @@
 """Arguments of the public functions: the checks that one rank can make by itself.
 
-Operators, numbers, algorithms' names and the overlap of memory are checked by the rooms that know them.
+Operators, numbers, algorithms' names and the overlap of memory are checked by the rooms that know
+them.
 
 The checks depend on the arguments, and on the kind of the tensors only: shape, dtype,
 device, strides, places relative to each other. So calls of the same kind are checked once.
@@ -19,9 +20,8 @@ import torch
 from torch import Tensor
 
 from ringcoll.algorithms import Algorithm, algorithms, find
-from ringcoll.collectives.groups import as_group, communicator, group_rank
+from ringcoll.collectives.groups import as_group, communicator, group_rank, refused
 from ringcoll.cost import AUTO, Rule, segment_bytes_of
-from ringcoll.errors import ArgumentError
 from ringcoll.group import Communicator
 from ringcoll.machine import (
     as_algorithm,
@@ -61,61 +61,32 @@ Timeout = timedelta | float | None
 
 
 def seconds(timeout: Any, member: Communicator) -> float:
-    """A time limit in seconds; the group's for ``None``.
-
-    Raises
-    ------
-    ArgumentError
-        The limit is not a positive time.
-    """
+    """A positive time limit in seconds; the group's for ``None``."""
     return member.timeout_s if timeout is None else seconds_of(timeout, rank=member.rank)
 
 
 def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
-    """Pair the items of the lists of a coalesced call.
-
-    Raises
-    ------
-    ArgumentError
-        An argument is not a list, or is empty, or the lists differ in length.
-    """
+    """Pair the items of the lists of a coalesced call: lists of one length that is not 0."""
     rank = as_group(group).rank()
     columns: list[list[Any]] = []
     for argument, items in lists.items():
         try:
             columns.append(list(items))
         except TypeError:
-            raise ArgumentError(
-                "not a list", rank=rank, argument=argument, expected="a list", got=type(items)
-            ) from None
+            raise refused("not a list", argument, "a list", type(items), rank) from None
         length = len(columns[0])
         if not length or len(columns[-1]) != length:
-            raise ArgumentError(
-                "has the wrong length",
-                rank=rank,
-                argument=argument,
-                expected=length or "at least 1",
-                got=len(columns[-1]),
-            )
+            lengths = length or "at least 1", len(columns[-1])
+            raise refused("has the wrong length", argument, *lengths, rank)
     return list(zip(*columns, strict=True))
 
 
 def check_dtype(dtype: torch.dtype, rank: int, argument: str = "tensor") -> None:
-    """Check that torch can make, fill and copy tensors of a dtype.
-
-    Raises
-    ------
-    ArgumentError
-        The dtype is one of those without arithmetic and copies, such as uint4, or of less than a byte.
-    """
+    """Refuse a dtype without arithmetic or copies in torch, such as uint4, or below a byte."""
     if dtype not in MOVED:
-        raise ArgumentError(
-            "torch cannot copy tensors of this dtype; send a view(torch.uint8)",
-            rank=rank,
-            argument=argument,
-            expected="a dtype of integers or floats of at least 8 bits",
-            got=dtype,
-        )
+        message = "torch cannot copy tensors of this dtype; send a view(torch.uint8)"
+        expected = "a dtype of integers or floats of at least 8 bits"
+        raise refused(message, argument, expected, dtype, rank)
 
 
 @cache
@@ -165,14 +136,14 @@ class Arguments:
         self.root = 0
         self.reduction: Reduction | None = None
         self.engine: Engine = TORCH
-        if segment_bytes is not None and (
-            not isinstance(segment_bytes, Integral) or segment_bytes < 1
-        ):
-            raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
-        if not isinstance(algorithm, str | Schedule):
-            raise self._refuse(
-                "not an algorithm", "algorithm", "a name, a file, rules or a Schedule", algorithm
-            )
+        is_size = isinstance(segment_bytes, Integral) and self.segment_bytes >= 1
+        is_ok = segment_bytes is None or is_size
+        self._require(is_ok, "must be positive", "segment_bytes", "an int > 0", segment_bytes)
+        is_ok, expected = (
+            isinstance(algorithm, str | Schedule),
+            "a name, a file, rules or a Schedule",
+        )
+        self._require(is_ok, "not an algorithm", "algorithm", expected, algorithm)
         self.algorithm = asked = as_algorithm(algorithm)
         self._file = "" if asked is algorithm else str(algorithm)
         self._rules: tuple[Rule, ...] = ()
@@ -197,61 +168,55 @@ class Arguments:
         """Whether this rank is the root."""
         return self.rank == self.root
 
-    def _refuse(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
-        return ArgumentError(message, rank=self.rank, argument=argument, expected=expected, got=got)
+    def _require(
+        self, is_ok: object, message: str, argument: str, expected: object, got: object
+    ) -> None:
+        """Raise an error about an argument, unless the argument is acceptable."""
+        if not is_ok:
+            raise refused(message, argument, expected, got, self.rank)
 
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
-        if not tensors:
-            raise self._refuse("must not be empty", self._names[0], "at least one tensor", "none")
+        is_ok, expected = len(tensors) > 0, "at least one tensor"
+        self._require(is_ok, "must not be empty", self._names[0], expected, "none")
         first = tensors[0]
         check_dtype(first.dtype, self.rank, self._names[0])
         for number, tensor in enumerate(tensors):
             name = self._names[min(number, len(self._names) - 1)]
-            if tensor.is_neg() and not _negates(tensor.dtype):
-                raise self._refuse(
-                    "torch cannot negate this dtype", name, "no negative view", tensor.dtype
-                )
-            if tensor is first:
-                continue
-            if tensor.dtype is not first.dtype:
-                raise self._refuse(
-                    "all tensors of a call must have one dtype", name, first.dtype, tensor.dtype
-                )
-            if tensor.device != first.device:
-                raise self._refuse(
-                    "all tensors of a call must be on one device", name, first.device, tensor.device
-                )
+            dtype, device = tensor.dtype, tensor.device
+            is_ok, message = (
+                not tensor.is_neg() or _negates(dtype),
+                "torch cannot negate this dtype",
+            )
+            self._require(is_ok, message, name, "no negative view", dtype)
+            is_ok, message = dtype is first.dtype, "all tensors of a call must have one dtype"
+            self._require(is_ok, message, name, first.dtype, dtype)
+            is_ok, message = device == first.device, "all tensors of a call must be on one device"
+            self._require(is_ok, message, name, first.device, device)
 
     def like(self, tensor: Tensor, other: Tensor, argument: str) -> None:
         """Check that two tensors have the same shape."""
-        if tensor.shape != other.shape:
-            raise self._refuse(
-                "has another shape", argument, tuple(other.shape), tuple(tensor.shape)
-            )
+        is_ok, shapes = tensor.shape == other.shape, (tuple(other.shape), tuple(tensor.shape))
+        self._require(is_ok, "has another shape", argument, *shapes)
 
     def same_numel(self, tensor: Tensor, numel: int, argument: str) -> None:
         """Check the number of elements of a tensor."""
-        if tensor.numel() != numel:
-            raise self._refuse("has the wrong number of elements", argument, numel, tensor.numel())
+        is_ok, message = tensor.numel() == numel, "has the wrong number of elements"
+        self._require(is_ok, message, argument, numel, tensor.numel())
 
     def one_a_rank(self, tensors: Sequence[Tensor], kind: type, argument: str) -> None:
         """Check that there is a list, of the given type, with one tensor for each rank."""
-        is_list = issubclass(kind, list | tuple)
-        if not is_list or len(tensors) != self.world_size:
-            got = len(tensors) if is_list else kind
-            raise self._refuse(
-                "must hold one tensor for each rank", argument, f"{self.world_size} tensors", got
-            )
+        is_list, message = issubclass(kind, list | tuple), "must hold one tensor for each rank"
+        got = len(tensors) if is_list else kind
+        expected = f"{self.world_size} tensors"
+        self._require(got == self.world_size, message, argument, expected, got)
 
     def list_at_root(
         self, tensors: Sequence[Tensor], kind: type, like: Tensor, argument: str
     ) -> None:
         """Check a list that only the root gives."""
         if not self.is_root:
-            if tensors:
-                raise self._refuse(
-                    f"only rank {self.root} gives it", argument, "None", f"{len(tensors)} tensors"
-                )
+            message, got = f"only rank {self.root} gives it", f"{len(tensors)} tensors"
+            self._require(not tensors, message, argument, "None", got)
             return
         self.one_a_rank(tensors, kind, argument)
         for tensor in tensors:
@@ -259,27 +224,20 @@ class Arguments:
 
     def split(self, tensor: Tensor, sizes: Any, side: str) -> list[int]:
         """Elements of each rank's piece of a tensor."""
-        argument = f"{side}_split_sizes"
+        argument, k = f"{side}_split_sizes", self.world_size
         try:
             sizes = [] if sizes is None else [index(size) for size in sizes]
         except (RuntimeError, TypeError):
-            raise self._refuse("not a list of sizes", argument, "a list of int", sizes) from None
+            message = "not a list of sizes"
+            raise refused(message, argument, "a list of int", sizes, self.rank) from None
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
-            if rows % self.world_size:
-                raise self._refuse(
-                    "does not divide evenly among the ranks",
-                    side,
-                    f"a multiple of {self.world_size} rows",
-                    rows,
-                )
-            sizes = [rows // self.world_size] * self.world_size
-        if len(sizes) != self.world_size or min(sizes) < 0:
-            raise self._refuse(
-                "must hold one size for each rank", argument, f"{self.world_size} sizes", sizes
-            )
-        if sum(sizes) != rows:
-            raise self._refuse("must add up to the rows", argument, rows, sum(sizes))
+            message, expected = "does not divide evenly among the ranks", f"a multiple of {k} rows"
+            self._require(rows % k == 0, message, side, expected, rows)
+            sizes = [rows // k] * k
+        is_ok, message = len(sizes) == k and min(sizes) >= 0, "must hold one size for each rank"
+        self._require(is_ok, message, argument, f"{k} sizes", sizes)
+        self._require(sum(sizes) == rows, "must add up to the rows", argument, rows, sum(sizes))
         row = tensor.numel() // rows if rows else 0
         return [size * row for size in sizes]
 
@@ -296,30 +254,22 @@ class Arguments:
         )
         order, rules, name = self.reduction.order, self.contract, self.reduction.operator.name
         has_order = self._entry or any(e.order >= order for e in algorithms(rules.collective))
-        if not has_order or (rules.is_prefix and name == "avg"):
-            message = f"there is no {rules.collective} for it in {order}"
-            raise self._refuse(message, "op", "another operator", self.reduction.name)
+        is_ok = has_order and not (rules.is_prefix and name == "avg")
+        message = f"there is no {rules.collective} for it in {order}"
+        self._require(is_ok, message, "op", "another operator", self.reduction.name)
         factor = self.reduction.operator.factor
-        if isinstance(factor, Tensor) and factor.device not in (self.device, _CPU):
-            raise self._refuse(
-                "the factor of PREMUL_SUM must be with the tensors, or on the CPU",
-                "op",
-                self.device,
-                factor.device,
-            )
+        if isinstance(factor, Tensor):
+            message = "the factor of PREMUL_SUM must be with the tensors, or on the CPU"
+            is_ok = factor.device in (self.device, _CPU)
+            self._require(is_ok, message, "op", self.device, factor.device)
         if self.device.type == "cuda" and not self.contract.at_least_once:
             self.engine = gpu.engine(settings.reduction(), self.device)
 
     def exchange_lengths(self, outgoing: list[int], incoming: list[int]) -> dict[int, int]:
         """(block, numel) of each ordered pair of ranks, as far as this rank knows them."""
-        world_size = self.world_size
-        if incoming[self.rank] != outgoing[self.rank]:
-            raise self._refuse(
-                "what this rank sends to itself has two lengths",
-                "output",
-                outgoing[self.rank],
-                incoming[self.rank],
-            )
+        world_size, own = self.world_size, (outgoing[self.rank], incoming[self.rank])
+        message = "what this rank sends to itself has two lengths"
+        self._require(own[0] == own[1], message, "output", *own)
         is_equal = len({*outgoing, *incoming}) == 1
         if is_equal and self._entry is not None and needs_equal_blocks(self._entry):
             return dict.fromkeys(range(world_size * world_size), outgoing[0])
@@ -376,16 +326,12 @@ class Arguments:
             engine=self.engine,
         )
         check_apart(output_tensors, rank)
-        rules, shares = self.contract, False
+        rules, name, shares = self.contract, self.contract.collective, False
         if not is_same and not stage.converts:
-            shares = share_blocks(
-                [tensors[number] for number in inputs],
-                output_tensors,
-                rules.inputs(rank, world_size, root),
-                rules.outputs(rank, world_size, root),
-                known,
-                rank,
-            )
+            ends = rank, world_size, root
+            blocks = rules.inputs(*ends), rules.outputs(*ends)
+            input_tensors = [tensors[number] for number in inputs]
+            shares = share_blocks(input_tensors, output_tensors, *blocks, known, rank)
         is_own = is_short(stage.nbytes, self.device) and not prepared
         request = Request(
             contract=rules,
@@ -404,9 +350,7 @@ class Arguments:
             rules=self._rules,
             order=OperandOrder.ANY if reduction is None else reduction.order,
             segment_bytes=self.segment_bytes,
-            usual_segment_bytes=segment_bytes_of(
-                rules.collective, self.algorithm, self.device.type
-            ),
+            usual_segment_bytes=segment_bytes_of(name, self.algorithm, self.device.type),
             split_input=split_input,
             split_output=split_output,
             in_place=one_copy or (shares and not scales and not is_own),

@@ -8,11 +8,19 @@
 
 The key holds all that checks and decisions depend on: the function, its options, and the kind of
 every tensor. So the checks of a call hold for all calls with the same key.
+
+An all-reduce of sparse tensors is three such calls (`sparse_all_reduce`). No rank knows how many
+entries the others have, so there are three all-gathers: of the numbers of entries, of the indices,
+and of the values. Each rank then adds all entries up, in rank order, so that the result is bitwise
+the same on all ranks. As of dense tensors, values of 16 and 8 bits are
+sent and added up in float32, and the real and imaginary parts of complex numbers are added as real
+numbers. Cost: k times the bytes of a rank, as many as the sum may have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from inspect import signature
 from itertools import chain, islice
@@ -24,14 +32,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ringcoll.algorithms import registry
-from ringcoll.collectives.arguments import Timeout, seconds
-from ringcoll.collectives.groups import as_group, communicator, known
-from ringcoll.collectives.own_groups import OwnGroup
-from ringcoll.errors import ArgumentError
-from ringcoll.group import Call, Work
+from ringcoll.collectives.arguments import AlgorithmChoice, Arguments, Timeout, check_dtype, seconds
+from ringcoll.collectives.groups import OwnGroup, as_group, communicator, known, refused
+from ringcoll.errors import ArgumentError, MismatchError
+from ringcoll.group import Call, Part, Work
 from ringcoll.machine import as_algorithm, rules_in
 from ringcoll.operation import Operation
-from ringcoll.reduction import Operator, as_operator
+from ringcoll.reduction import Operator, as_operator, resolve
 from ringcoll.schedule import Schedule
 from ringcoll.transport import extent, has_memory, with_memory
 
@@ -62,6 +69,10 @@ class Deferred:
         """Make a deferred group, unless the group is a deferred group already."""
         return group if isinstance(group, cls) else cls(group)
 
+    def rank(self) -> int:
+        """Rank of this process or thread in the group."""
+        return as_group(self.group).rank()
+
 
 def operator(op: object) -> object:
     """A reduction operator as part of a key: operators that compute the same now are equal keys."""
@@ -91,10 +102,8 @@ def start(
     ----------
     compile_
         Function that checks the call and compiles it.
-    group, async_op, timeout
-        Arguments of the user, unchecked.
-    tensors
-        All tensors of the call, unchecked.
+    group, tensors, async_op, timeout
+        Arguments of the user, unchecked; ``tensors`` are all that the call has.
     options
         The other arguments, for ``compile_``.
 
@@ -165,13 +174,8 @@ def start(
             return start(compile_, deferred or group, plain, options, async_op, timeout)
     if member is None and isinstance(group, OwnGroup) and group.retries:
         if deferred is not None:
-            raise ArgumentError(
-                "cannot be prepared or joined with others",
-                rank=group.rank(),
-                argument="group",
-                expected="a group that keeps its ranks",
-                got=group,
-            )
+            message = "cannot be prepared or joined with others"
+            raise refused(message, "group", "a group that keeps its ranks", group, group.rank())
         make = partial(
             start, compile_, tensors=tensors, options=options, async_op=False, timeout=timeout
         )
@@ -196,21 +200,17 @@ def start(
 
 
 def together(group: Any, calls: Sequence[Call]) -> Work | None:
-    """Run several calls as one operation with one work, or defer them if the group is `Deferred`."""
+    """Run several calls as one operation with one work, or defer them for a `Deferred` group."""
     first, *following = calls
     for call in following:
         if call.operation.device != first.operation.device:
-            raise ArgumentError(
-                "all tensors of a call must be on one device",
-                rank=first.member.rank,
-                argument="tensors",
-                expected=first.operation.device,
-                got=call.operation.device,
-            )
-    # Parts of a sparse call are known only when those before them are done.
-    is_known = all(isinstance(call.following, Sequence) for call in calls)
+            devices = first.operation.device, call.operation.device
+            message = "all tensors of a call must be on one device"
+            raise refused(message, "tensors", *devices, first.member.rank)
     each = [chain([(call.operation, call.tensors)], call.following) for call in calls]
     parts = islice(chain.from_iterable(each), 1, None)
+    # Parts of a sparse call are known only when those before them are done.
+    is_known = all(isinstance(call.following, Sequence) for call in calls)
     first.following = list(parts) if is_known else parts
     if not is_known:
         first.tensors = [tensor for call in calls for tensor in call.tensors]  # for `Lane.use`
@@ -262,14 +262,116 @@ def collective(function: Callable[P, Work | None]) -> Collective[P]:
         bound.arguments["group"] = Deferred(group, prepared=True)
         call = cast("Call", function(*bound.args, **bound.kwargs))
         if not isinstance(call.following, Sequence):
-            raise ArgumentError(
-                "cannot be prepared",
-                rank=as_group(group).rank(),
-                argument="tensor",
-                expected="a dense tensor",
-                got="a sparse one",
-            )
+            kinds = "a dense tensor", "a sparse one"
+            raise refused("cannot be prepared", "tensor", *kinds, as_group(group).rank())
         return call
 
     function.plan = plan  # type: ignore[attr-defined]  # functions take attributes
     return cast("Collective[P]", function)
+
+
+def sparse_all_reduce(
+    tensor: Tensor,
+    op: object,
+    group: Any,
+    async_op: bool,
+    algorithm: AlgorithmChoice,
+    timeout: Timeout,
+    **of_dense: object,
+) -> Work | None:
+    """Add up a tensor in coordinate layout over all ranks; it becomes the coalesced sum or average.
+
+    Shape, dtype and number of sparse dimensions are the same on all ranks; otherwise there is a
+    `MismatchError`. Zero is not the neutral element of other operators than SUM and AVG.
+    ``algorithm`` is that of the all-gathers, if they have an algorithm of that name; ``of_dense``
+    are arguments for dense tensors only, and have to be ``None``.
+    """
+    deferred = Deferred.of(group)
+    rank, world_size = deferred.rank(), as_group(deferred.group).size()
+    for argument, value in of_dense.items():
+        if value is not None:
+            raise refused("not for sparse tensors", argument, "None", type(value), rank)
+    reduction_operator = as_operator(op, rank)
+    if reduction_operator.name not in ("sum", "avg"):
+        message = "sparse tensors can be added up only"
+        raise refused(message, "op", "sum or avg", reduction_operator, rank)
+    for part in (tensor._indices(), tensor._values()):
+        with_memory(part, rank)
+    check_dtype(tensor.dtype, rank)
+    reduction = resolve(reduction_operator, tensor.dtype, rank=rank)
+    own = tensor.detach()
+    values = reduction.encode(own._values().resolve_conj().resolve_neg())
+    indices, values = _added(own._indices(), values, own.shape)
+    sparse_dims, entry = own.sparse_dim(), values.shape[1:]
+    dtype, dims = tensor.dtype, f"{sparse_dims} of the dimensions sparse"
+    kind = f"{tuple(tensor.shape)}, {dims}, {dtype}, {reduction_operator}"
+    # Number of entries and checksum: two numbers, whatever the length of the shape.
+    about = torch.tensor([len(values), zlib.crc32(kind.encode())], device=tensor.device)
+    call: Any = _gather(deferred, about, [2] * world_size, async_op, "auto", timeout)
+    abouts = call.tensors[0].view(world_size, 2)
+
+    def following() -> Iterator[Part]:
+        for peer, checksum in enumerate(abouts[:, 1].tolist()):
+            if checksum != about[1]:
+                message = (
+                    f"rank {rank} called all_reduce with a sparse tensor of shape "
+                    f"{kind}, rank {peer} with one of another shape, dtype or operator"
+                )
+                raise MismatchError(message, peer=peer, mine=kind)
+        counts = abouts[:, 0].tolist()
+        gathered = []
+        # Entry by entry, so that the ranks' entries can be laid end to end.
+        for part, width in ((indices.t(), sparse_dims), (values, entry.numel())):
+            lengths = [width * count for count in counts]
+            each = _gather(deferred, part, lengths, async_op, algorithm, timeout)
+            yield each.operation, each.tensors
+            gathered.append(each.tensors[0])
+        everywhere = gathered[0].view(-1, sparse_dims).t(), gathered[1].view(-1, *entry)
+        places, sums = _added(*everywhere, tensor.shape)
+        if reduction.finish is not None:
+            reduction.finish(sums, world_size)
+        entries = places, reduction.decode(sums), tensor.shape
+        total = torch.sparse_coo_tensor(
+            *entries, device=sums.device, check_invariants=False, is_coalesced=True
+        )
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tensor):
+            tensor.copy_(total)
+
+    call.following, call.num_parts, call.results = following(), 3, [tensor]
+    call.tensors = [*call.tensors, indices, values]  # for `Lane.use`
+    work: Work | None = call if deferred is group else call()
+    return work
+
+
+def _added(indices: Tensor, values: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Add up the entries of each place; indices and values of the sums."""
+    if values.is_complex():  # torch would multiply by a complex 1, which makes NaN of infinities
+        indices, parts = _added(indices, torch.view_as_real(values), torch.Size([*shape, 2]))
+        return indices, torch.view_as_complex(parts)
+    entries = torch.sparse_coo_tensor(
+        indices, values, shape, device=values.device, check_invariants=False
+    ).coalesce()
+    return entries.indices(), entries.values()
+
+
+def _gather(
+    group: Deferred,
+    tensor: Tensor,
+    lengths: list[int],
+    async_op: bool,
+    algorithm: AlgorithmChoice,
+    timeout: Timeout,
+) -> Any:
+    """An all-gather into one tensor, of parts of different lengths."""
+    gathered = torch.empty(sum(lengths), dtype=tensor.dtype, device=tensor.device)
+    options = (algorithm, tuple(lengths))
+    tensors = (gathered, tensor.contiguous())
+    return start(_all_gather_parts, Deferred(group.group), tensors, options, async_op, timeout)
+
+
+def _all_gather_parts(
+    group: Any, tensors: Sequence[Any], options: tuple[Any, ...], prepared: bool
+) -> Operation:
+    algorithm, lengths = options
+    call = Arguments("all_gather", group, tensors, algorithm)
+    return call.operation((1,), (0,), lengths, prepared=prepared)

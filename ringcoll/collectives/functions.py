@@ -1,35 +1,13 @@
 """The collectives, with the names, arguments and results of ``torch.distributed``.
 
-Every function has torch's positional arguments, and beyond them keyword-only ones:
+Every function has torch's positional arguments, and beyond them keyword-only ones, which
+`all_reduce` describes. ``function.plan(...)``, with the same arguments, returns a persistent
+operation, which is checked, decided and bound to its tensors once, and can be called any number of
+times (`ringcoll.collectives.calls.Collective.plan`).
 
-``algorithm``
-    Name of a registered algorithm (`ringcoll.algorithms`), ``"auto"``, a `Schedule`, or the path
-    of a file that holds a schedule (`ringcoll.machine.schedule_files`). A schedule is verified
-    once, before it runs.
-``segment_bytes``
-    Bytes of the segments in which chunks are pipelined; by default only algorithms that
-    need segments use them.
-``wire_dtype``
-    Dtype in which data are sent; by default that of the tensors, but float32 for
-    arithmetic on 16-bit and 8-bit floats. Partial results are added up in at least
-    float32, and rounded whenever they are sent; the result is rounded as well, and
-    bitwise the same on all ranks.
-``reproducible``
-    What the bits of a result may depend on. With ``True`` they depend on the ranks' inputs, in rank
-    order, and not on algorithm, segments, transport, length or place; with ``"any_world_size"`` not on
-    the order and number of ranks either: sums are exact, and are rounded once. See
-    docs/reproducibility.md.
-``timeout``
-    Time limit of the operation; by default the group's, as it was when the group was first used
-    here. torch's own functions follow a limit that changes later.
-
-``function.plan(...)``, with the same arguments, returns a persistent operation, which is checked,
-decided and bound to its tensors once, and can be called any number of times
-(`ringcoll.collectives.calls.Collective.plan`).
-
-All arguments are checked before anything is sent. Errors are `ArgumentError` and
-`ScheduleError` for a bad call, `MismatchError` if ranks disagree, `PeerLostError` if
-a rank dies and `CollectiveTimeoutError` if a rank does not come.
+All arguments are checked before anything is sent. Errors are `ArgumentError` and `ScheduleError`
+for a bad call, `MismatchError` if ranks disagree, `PeerLostError` if a rank dies and
+`CollectiveTimeoutError` if a rank does not come.
 """
 
 from __future__ import annotations
@@ -44,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives import sparse
 from ringcoll.collectives.arguments import (
     AlgorithmChoice,
     Arguments,
@@ -52,9 +29,15 @@ from ringcoll.collectives.arguments import (
     seconds,
     side_by_side,
 )
-from ringcoll.collectives.calls import Deferred, collective, operator, start, together
-from ringcoll.collectives.groups import as_group, communicator
-from ringcoll.errors import ArgumentError
+from ringcoll.collectives.calls import (
+    Deferred,
+    collective,
+    operator,
+    sparse_all_reduce,
+    start,
+    together,
+)
+from ringcoll.collectives.groups import communicator, refused
 from ringcoll.group import Work
 from ringcoll.machine import whole
 from ringcoll.operation import Operation, fusible
@@ -100,7 +83,7 @@ def _sizes(sizes: Any) -> Any:
 def _reduction(
     name: str, group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
-    """A reduction of one tensor over all ranks, or over those before this rank, into itself or ``out``."""
+    """A reduction of a tensor over all ranks, or those before this one, into itself or ``out``."""
     op, algorithm, segment_bytes, wire_dtype, reproducible, *root = options
     call = Arguments(name, group, tensors, algorithm, segment_bytes, names=("tensor", "out"))
     if root:
@@ -136,7 +119,7 @@ def all_reduce(
     tensor
         Any shape; same number of elements and dtype on all ranks. Overwritten with
         the result, unless ``out`` is given. It may be sparse, in coordinate layout, for
-        sums and averages: see `ringcoll.collectives.sparse`.
+        sums and averages: see `ringcoll.collectives.calls`.
     op
         Reduction operator; see `ringcoll.reduction.as_operator`.
     group
@@ -144,19 +127,25 @@ def all_reduce(
     async_op
         Whether to return a work at once.
     algorithm
-        Name of a registered algorithm, such as ``"ring"``; ``"auto"`` for the one that is predicted
-        to be the fastest; a `Schedule`; or the path of a file that holds a schedule.
+        Name of a registered algorithm (`ringcoll.algorithms`), such as ``"ring"``; ``"auto"`` for
+        the one that is predicted to be the fastest; a `Schedule`; or the path of a file that holds
+        a schedule (`ringcoll.machine.schedule_files`). A schedule is verified once, before it runs.
     segment_bytes
         Bytes of the segments in which chunks are pipelined. ``None``: only algorithms that need
         segments use them.
     wire_dtype
         Dtype in which data are sent. ``None``: that of the tensors, but float32 for arithmetic on
-        floats of 16 and 8 bits.
+        floats of 16 and 8 bits. Partial results are added up in at least float32, and rounded
+        whenever they are sent; the result is rounded as well.
     reproducible
-        ``True``: the bits of the result depend on nothing but the ranks' inputs, in rank order;
-        ``"any_world_size"``: not on the order and number of ranks either.
+        ``True``: the bits of the result depend on the ranks' inputs, in rank order, and not on
+        algorithm, segments, transport, length or place; ``"any_world_size"``: not on the order and
+        number of ranks either, as sums are exact, and are rounded once. See
+        docs/reproducibility.md.
     timeout
-        Time limit of the operation, in seconds or as a ``timedelta``; ``None`` for the group's.
+        Time limit of the operation, in seconds or as a ``timedelta``; ``None`` for the group's, as
+        it was when the group was first used here. torch's own functions follow a limit that changes
+        later.
     out
         Tensor of the same shape and dtype for the result; ``tensor`` then survives.
 
@@ -176,10 +165,9 @@ def all_reduce(
     [[1.0, 3.0, 5.0], [1.0, 3.0, 5.0]]
     """
     if getattr(tensor, "layout", None) is torch.sparse_coo:
-        of_dense: dict[str, object]
-        of_dense = {"segment_bytes": segment_bytes, "wire_dtype": wire_dtype, "out": out}
-        of_dense["reproducible"] = reproducible or None
-        return sparse.all_reduce(tensor, op, group, async_op, algorithm, timeout, **of_dense)
+        of_dense: dict[str, object] = {"segment_bytes": segment_bytes, "wire_dtype": wire_dtype}
+        of_dense |= {"out": out, "reproducible": reproducible or None}
+        return sparse_all_reduce(tensor, op, group, async_op, algorithm, timeout, **of_dense)
     tensors = (tensor,) if out is None else (tensor, out)
     options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
     return start(_all_reduce, group, tensors, options, async_op, timeout)
@@ -205,8 +193,8 @@ def _fused(
 def _all_reduce_packed(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, reproducible = options
-    call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes, names=("tensors",))
+    op, *how, wire_dtype, reproducible = options
+    call = Arguments("all_reduce", group, tensors, *how, names=("tensors",))
     call.reduces(op, wire_dtype, reproducible)
     lengths = [sum(tensor.numel() for tensor in tensors)]
     return call.operation((), (), lengths, is_packed=True, prepared=prepared)
@@ -316,7 +304,8 @@ def scan(
     Parameters
     ----------
     tensor, op, group, async_op, out, algorithm, segment_bytes, wire_dtype, reproducible, timeout
-        As for `all_reduce`. There is no AVG, as in MPI, and nothing that needs all operands at once.
+        As for `all_reduce`. There is no AVG, as in MPI, and nothing that needs all operands at
+        once.
 
     Examples
     --------
@@ -372,8 +361,8 @@ def exscan(
 
 
 def _broadcast(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    algorithm, segment_bytes, src, group_src = options
-    call = Arguments("broadcast", group, tensors, algorithm, segment_bytes)
+    *how, src, group_src = options
+    call = Arguments("broadcast", group, tensors, *how)
     inputs = (0,) if call.rooted(src, group_src, "src") else ()
     return call.operation(inputs, (0,), [tensors[0].numel()], prepared=prepared)
 
@@ -419,16 +408,13 @@ def broadcast(
 
 
 def _all_gather(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    algorithm, segment_bytes, kind = options
-    call = Arguments(
-        "all_gather", group, tensors, algorithm, segment_bytes, names=("tensor", "tensor_list")
-    )
-    outputs = tensors[1:]
-    call.one_a_rank(outputs, kind, "tensor_list")
-    call.same_numel(tensors[0], outputs[call.rank].numel(), "tensor")
-    lengths = [tensor.numel() for tensor in outputs]
-    numbers = range(1, len(tensors))
-    return call.operation((0,), numbers, lengths, split_output=True, prepared=prepared)
+    *how, kind = options
+    call = Arguments("all_gather", group, tensors, *how, names=("tensor", "tensor_list"))
+    call.one_a_rank(tensors[1:], kind, "tensor_list")
+    lengths = [tensor.numel() for tensor in tensors[1:]]
+    call.same_numel(tensors[0], lengths[call.rank], "tensor")
+    listed = range(1, len(tensors))
+    return call.operation((0,), listed, lengths, split_output=True, prepared=prepared)
 
 
 @collective
@@ -512,17 +498,10 @@ def all_gather_coalesced(
 def _all_gather_single(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
-    algorithm, segment_bytes = options
-    call = Arguments(
-        "all_gather",
-        group,
-        tensors,
-        algorithm,
-        segment_bytes,
-        names=("output_tensor", "input_tensor"),
-    )
-    output, numel = tensors[0], tensors[1].numel()
-    call.same_numel(output, call.world_size * numel, "output_tensor")
+    names = ("output_tensor", "input_tensor")
+    call = Arguments("all_gather", group, tensors, *options, names=names)
+    numel = tensors[1].numel()
+    call.same_numel(tensors[0], call.world_size * numel, names[0])
     return call.operation((1,), (0,), [numel] * call.world_size, prepared=prepared)
 
 
@@ -600,16 +579,21 @@ def all_gather_single_coalesced(
     return together(group, calls)
 
 
-def _gather(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    algorithm, segment_bytes, dst, group_dst, kind = options
-    call = Arguments(
-        "gather", group, tensors, algorithm, segment_bytes, names=("tensor", "gather_list")
-    )
-    call.rooted(dst, group_dst, "dst")
-    call.list_at_root(tensors[1:], kind, tensors[0], "gather_list")
-    lengths = [tensors[0].numel()] * call.world_size
-    numbers = range(1, len(tensors))
-    return call.operation((0,), numbers, lengths, split_output=True, prepared=prepared)
+def _list_at_root(
+    name: str, group: Any, tensors: _Tensors, options: _Options, prepared: bool
+) -> Operation:
+    """A gather into the root's list of tensors, or a scatter from it."""
+    *how, root, group_root, kind = options
+    call = Arguments(name, group, tensors, *how, names=("tensor", f"{name}_list"))
+    call.rooted(root, group_root, "dst" if name == "gather" else "src")
+    call.list_at_root(tensors[1:], kind, tensors[0], f"{name}_list")
+    lengths, listed = [tensors[0].numel()] * call.world_size, range(1, len(tensors))
+    if name == "gather":
+        return call.operation((0,), listed, lengths, split_output=True, prepared=prepared)
+    return call.operation(listed, (0,), lengths, split_input=True, prepared=prepared)
+
+
+_gather, _scatter = (partial(_list_at_root, name) for name in ("gather", "scatter"))
 
 
 @collective
@@ -655,18 +639,6 @@ def gather(
         dst, group_dst = whole(dst), whole(group_dst)
     options = (algorithm, segment_bytes, dst, group_dst, type(gather_list))
     return start(_gather, group, tensors, options, async_op, timeout)
-
-
-def _scatter(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    algorithm, segment_bytes, src, group_src, kind = options
-    call = Arguments(
-        "scatter", group, tensors, algorithm, segment_bytes, names=("tensor", "scatter_list")
-    )
-    call.rooted(src, group_src, "src")
-    call.list_at_root(tensors[1:], kind, tensors[0], "scatter_list")
-    lengths = [tensors[0].numel()] * call.world_size
-    numbers = range(1, len(tensors))
-    return call.operation(numbers, (0,), lengths, split_input=True, prepared=prepared)
 
 
 @collective
@@ -715,17 +687,14 @@ def scatter(
 
 
 def _reduce_scatter(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, reproducible, kind = options
-    call = Arguments(
-        "reduce_scatter", group, tensors, algorithm, segment_bytes, names=("output", "input_list")
-    )
-    inputs = tensors[1:]
-    call.one_a_rank(inputs, kind, "input_list")
-    call.same_numel(tensors[0], inputs[call.rank].numel(), "output")
+    op, *how, wire_dtype, reproducible, kind = options
+    call = Arguments("reduce_scatter", group, tensors, *how, names=("output", "input_list"))
+    call.one_a_rank(tensors[1:], kind, "input_list")
+    lengths = [tensor.numel() for tensor in tensors[1:]]
+    call.same_numel(tensors[0], lengths[call.rank], "output")
     call.reduces(op, wire_dtype, reproducible)
-    lengths = [tensor.numel() for tensor in inputs]
-    numbers = range(1, len(tensors))
-    return call.operation(numbers, (0,), lengths, split_input=True, prepared=prepared)
+    listed = range(1, len(tensors))
+    return call.operation(listed, (0,), lengths, split_input=True, prepared=prepared)
 
 
 @collective
@@ -772,10 +741,8 @@ def reduce_scatter(
 def _reduce_scatter_single(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, reproducible = options
-    call = Arguments(
-        "reduce_scatter", group, tensors, algorithm, segment_bytes, names=("output", "input")
-    )
+    op, *how, wire_dtype, reproducible = options
+    call = Arguments("reduce_scatter", group, tensors, *how, names=("output", "input"))
     numel = tensors[0].numel()
     call.same_numel(tensors[1], call.world_size * numel, "input")
     call.reduces(op, wire_dtype, reproducible)
@@ -866,9 +833,8 @@ def _all_to_all(group: Any, tensors: _Tensors, options: _Options, prepared: bool
     outputs, inputs = tensors[:num_outputs], tensors[num_outputs:]
     call.one_a_rank(outputs, output_kind, "output_tensor_list")
     call.one_a_rank(inputs, input_kind, "input_tensor_list")
-    outgoing = [tensor.numel() for tensor in inputs]
-    lengths = call.exchange_lengths(outgoing, [tensor.numel() for tensor in outputs])
-    k = num_outputs
+    outgoing, incoming = ([tensor.numel() for tensor in side] for side in (inputs, outputs))
+    lengths, k = call.exchange_lengths(outgoing, incoming), num_outputs
     return call.operation(
         range(k, 2 * k), range(k), lengths, split_input=True, split_output=True, prepared=prepared
     )
@@ -909,8 +875,7 @@ def all_to_all(
     [[0, 10], [1, 11]]
     """
     outputs, inputs = _listed(output_tensor_list), _listed(input_tensor_list)
-    kinds = type(output_tensor_list), type(input_tensor_list)
-    options = (algorithm, len(outputs), *kinds)
+    options = (algorithm, len(outputs), type(output_tensor_list), type(input_tensor_list))
     return start(_all_to_all, group, [*outputs, *inputs], options, async_op, timeout)
 
 
@@ -1004,7 +969,7 @@ def barrier(
 
 @cache
 def _token(device: torch.device) -> Tensor:
-    """The tensor that barriers reduce, always the same: a barrier writes the value that is there already."""
+    """The tensor that all barriers reduce: a barrier writes the value that is there already."""
     with torch.inference_mode(False):
         return torch.ones(1, dtype=torch.uint8, device=device)
 
@@ -1016,13 +981,9 @@ def _named_device(device_ids: Any, group: Any) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if not is_list or device_ids[0] not in range(count):
-        raise ArgumentError(
-            "names no CUDA device of this process",
-            rank=as_group(Deferred.of(group).group).rank(),
-            argument="device_ids",
-            expected=f"a list of one of the {count} devices, or None",
-            got=device_ids,
-        )
+        message, rank = "names no CUDA device of this process", Deferred.of(group).rank()
+        expected = f"a list of one of the {count} devices, or None"
+        raise refused(message, "device_ids", expected, device_ids, rank)
     return torch.device("cuda", device_ids[0])
 
 

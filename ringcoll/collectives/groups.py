@@ -1,10 +1,13 @@
-"""From the group that a user names to this rank's communicator."""
+"""From the group that a user names, torch's or an `OwnGroup`, to this rank's communicator."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import weakref
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -12,19 +15,192 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives.own_groups import ANY_GPU, OwnGroup, member_at
-from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.group import Communicator
-from ringcoll.machine import seconds_of, whole, with_threads
-from ringcoll.transport import catalogue
+from ringcoll.errors import ArgumentError, RingcollError, TransportError
+from ringcoll.group import Call, Communicator, Work
+from ringcoll.machine import answered, common, seconds_of, whole, with_threads
+from ringcoll.operation import is_plain
+from ringcoll.transport import Handle, Message, as_asked, catalogue, streams, with_memory
+
+ANY_GPU = torch.device("cuda")
+"""The current GPU of a process, whichever that is."""
+
+messages_in_flight: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+"""Works of sends and receives; ``tensor`` of each is in use, and ``None`` after a wait for it."""
 
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 # By group, without keeping it alive. A plain dictionary, because a look-up has to be quick.
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.Lock()
-# What `use` was asked for: the names of transports by the type of device, and its other arguments by name.
+# What `use` was asked for: names of transports by type of device, and its other arguments by name.
 _asked: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def refused(
+    message: str, argument: str, expected: object, got: object, rank: int | None = None
+) -> ArgumentError:
+    """An error about an argument."""
+    return ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class MessageWork:
+    """A message of an `OwnGroup` on its way; ``tensor`` is in use until a wait for it has ended."""
+
+    member: Communicator
+    handle: Handle
+    tensor: Tensor | None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message is complete, at most the group's time limit by default."""
+        limit_s = self.member.timeout_s if timeout is None else seconds_of(timeout)
+        self.member.transport.wait(self.handle, limit_s)
+        self.tensor = None
+        return True
+
+
+class OwnGroup:
+    """One rank of a group that torch does not know: the group brings its communicator.
+
+    ``members`` are all communicators of the rank; `on` may add communicators. `isend` and `irecv`
+    are as those of ``torch.distributed``, in which a process group of torch has them. They follow
+    the group's first collective, in which the ranks meet, and no operation runs meanwhile. Two ends
+    that expect other lengths do not match, and their tags are apart from those of operations as the
+    tags of two operations are.
+    """
+
+    retries = False  # whether calls go through `retried`
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.members = [communicator]
+
+    def rank(self) -> int:
+        """Rank of this process or thread."""
+        return self.communicator.rank
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.communicator.world_size
+
+    def on(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device."""
+        return self.communicator
+
+    def retried(self, make: Callable[[OwnGroup], Call], async_op: bool) -> Work | None:
+        """Run a call that ``make`` makes for a group, in a way of the group's own."""
+        raise NotImplementedError
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> MessageWork:
+        """Start to send a contiguous tensor, which stays as it is until the message is complete."""
+        return self._start(tensor, dst, tag, is_receive=False)
+
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> MessageWork:
+        """Start to receive into a contiguous tensor; messages of a tag arrive in order."""
+        return self._start(tensor, src, tag, is_receive=True)
+
+    def _start(self, tensor: Tensor, peer: int, tag: int, *, is_receive: bool) -> MessageWork:
+        tensor = with_memory(tensor, self.rank())
+        if not is_plain(tensor):
+            expected = "a contiguous tensor, no conjugate or negative view"
+            got = f"strides {tensor.stride()}"
+            raise refused("cannot be sent or received into", "tensor", expected, got, self.rank())
+        member = self.on(tensor.device)
+        member.check_usable()
+        own = zlib.crc32(f"message {tag} of {tensor.nbytes} bytes".encode()) & 0x7FFFFFFF
+        # As bytes: torch cannot copy every dtype. `data` has its own version, as in torch's
+        # receives.
+        messages = [Message(whole(peer), tensor.data.view(-1).view(torch.uint8), own)]
+        (handle,) = member.transport.post(*((messages, []) if is_receive else ([], messages)))
+        work = MessageWork(member, handle, tensor)
+        messages_in_flight[work] = None
+        return work
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Release the group's resources, on all its ranks; the group cannot be used any more.
+
+        ``drain_s`` is the time limit, in seconds, for operations that nobody has waited for yet.
+        """
+        for member in self.members:
+            member.close(drain_s)
+
+
+class StoreGroup(OwnGroup):
+    """One rank of a group for CPU tensors, whose ranks meet at a store.
+
+    Parameters
+    ----------
+    store
+        Store that all ranks see, and that nobody else uses.
+    rank, world_size
+        This rank, and number of ranks.
+    timeout_s
+        Time limit, in seconds, of operations that have no time limit of their own.
+    transport, verify_messages, refits
+        As for `use`, which calls the last one ``refit``.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        transport: str | None = None,
+        *,
+        verify_messages: bool | None = None,
+        refits: bool = False,
+    ) -> None:
+        where = store, rank, world_size, timeout_s, torch.device("cpu"), transport
+        super().__init__(member_at(*where, verify_messages=verify_messages, refits=refits))
+
+    def on(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device.
+
+        Raises
+        ------
+        ArgumentError
+            The device is not the CPU.
+        """
+        if device.type != "cpu":
+            raise refused("this group is for CPU tensors", "tensor", "cpu", device, self.rank())
+        return self.communicator
+
+
+def member_at(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    device: torch.device,
+    asked: str | None,
+    *,
+    prefix: str = "ringcoll",
+    verify_messages: bool | None = None,
+    fit: str | None = None,
+    refits: bool = False,
+) -> Communicator:
+    """A rank's end of a group whose ranks meet at a store, for tensors on a device."""
+    if device.type not in ("cpu", "cuda"):
+        raise refused(
+            "tensors on this device cannot be sent", "tensor", "cpu or cuda", device, rank
+        )
+    # A long wait on the user's connection would block it.
+    own = answered(store, timeout_s, lambda: common(store))
+    store = dist.PrefixStore(prefix, own)
+    if device == ANY_GPU:
+        device = torch.device("cuda", streams.current_device())
+    name = catalogue.resolved(device.type, asked, rank, device)
+    # The same prefix for every transport: there the ranks see that they have different transports.
+    meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
+    try:
+        transport = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
+    except OSError as error:  # no descriptors are left, for instance
+        raise TransportError(f"rank {rank} cannot have the transport {name}: {error}") from error
+    transport.is_automatic = catalogue.named(device.type, asked, rank) == "auto"
+    transport = as_asked(transport, verify_messages=verify_messages)
+    sends = None if device.type == "cpu" else device
+    return Communicator(transport, monitor, timeout_s, sends, own, fit, refits)
 
 
 def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
@@ -35,31 +211,20 @@ def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
     ArgumentError
         The argument is not a group, there is no default group, or this process is not a member.
     """
+    group = dist.GroupMember.WORLD if group is None else group
     if group is None:
-        group = dist.GroupMember.WORLD
-    if group is None:
-        raise ArgumentError(
-            "there is no default group; call torch.distributed.init_process_group first",
-            argument="group",
-        )
+        message = "there is no default group; call torch.distributed.init_process_group first"
+        raise ArgumentError(message, argument="group")
     if isinstance(group, OwnGroup):
         return group
+    no_member = "this process is not a member of the group"
     if not isinstance(group, dist.ProcessGroup):
-        member = "this process is not a member of the group"
-        raise ArgumentError(
-            member if group == dist.GroupMember.NON_GROUP_MEMBER else "not a process group",
-            argument="group",
-            expected="a process group that this process is a member of",
-            got=repr(group),
-        )
+        message = no_member if group == dist.GroupMember.NON_GROUP_MEMBER else "not a process group"
+        expected = "a process group that this process is a member of"
+        raise refused(message, "group", expected, repr(group))
     if group.rank() < 0:
-        raise ArgumentError(
-            "this process is not a member of the group",
-            rank=dist.get_rank(),
-            argument="group",
-            expected=f"one of the ranks {dist.get_process_group_ranks(group)}",
-            got=f"rank {dist.get_rank()}",
-        )
+        rank, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
+        raise refused(no_member, "group", f"one of the ranks {ranks}", f"rank {rank}", rank)
     return group
 
 
@@ -91,13 +256,8 @@ def communicator(group: Any, device: torch.device) -> Communicator:
         except (KeyError, TypeError):  # a new group, or no group at all
             member = _introduce(group, device)
     if member.device is not None and device not in (member.device, ANY_GPU):
-        raise ArgumentError(
-            "the CUDA tensors of a group have to be on one device",
-            rank=member.rank,
-            argument="tensor",
-            expected=member.device,
-            got=device,
-        )
+        message = "the CUDA tensors of a group have to be on one device"
+        raise refused(message, "tensor", member.device, device, member.rank)
     return member
 
 
@@ -128,70 +288,32 @@ def _introduce(group: Any, device: torch.device) -> Communicator:
     return members[device.type]
 
 
-def _members(group: Any) -> dict[str, Communicator]:
-    """The communicators of a group, by the type of their tensors' device."""
-    return _known.get(weakref.ref(group), {})
-
-
 def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) -> int:
-    """The rank within the group of a root, from its global rank or its rank in the group.
-
-    ``what`` is the name of the argument, ``"src"`` or ``"dst"``.
-
-    Raises
-    ------
-    ArgumentError
-        Both ranks are ``None``, or neither is, or the root is not in the group.
-    """
+    """The root's rank in the group, from that or its global rank; ``what`` is its argument."""
     group = as_group(group)
     own, size = group.rank(), group.size()
     if (rank is None) == (in_group is None):
-        raise ArgumentError(
-            "exactly one of the two must be given",
-            rank=own,
-            argument=f"{what}, group_{what}",
-            expected="one rank",
-            got=f"{rank} and {in_group}",
-        )
+        message, got = "exactly one of the two must be given", f"{rank} and {in_group}"
+        raise refused(message, f"{what}, group_{what}", "one rank", got, own)
     if rank is not None and isinstance(group, dist.ProcessGroup):
         members = dist.get_process_group_ranks(group)
         if rank not in members:
-            raise ArgumentError(
-                "the root is not in the group",
-                rank=own,
-                argument=what,
-                expected=f"one of {members}",
-                got=rank,
-            )
+            raise refused("the root is not in the group", what, f"one of {members}", rank, own)
         return members.index(rank)
     root = whole(in_group if rank is None else rank)
     if not isinstance(root, int) or not 0 <= root < size:
-        raise ArgumentError(
-            "the root is not in the group",
-            rank=own,
-            argument=what if rank is not None else f"group_{what}",
-            expected=f"0 to {size - 1}",
-            got=root,
-        )
+        argument = f"group_{what}" if rank is None else what
+        raise refused("the root is not in the group", argument, f"0 to {size - 1}", root, own)
     return root
 
 
 def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     # `close` makes the group as new, so it must not see its old keys in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
+    where = group.get_group_store(), group.rank(), group.size(), time_limit_s(group), device
     asked = _asked.get(group, {})
-    return member_at(
-        group.get_group_store(),
-        group.rank(),
-        group.size(),
-        time_limit_s(group),
-        device,
-        asked.get(device.type),
-        prefix=prefix,
-        verify_messages=asked.get("verify_messages"),
-        fit=asked.get("fit"),
-        refits=asked.get("refit", False),
-    )
+    options = {name: asked[name] for name in asked.keys() - {"cpu", "cuda"}}
+    return member_at(*where, asked.get(device.type), prefix=prefix, **options)
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:
@@ -228,20 +350,21 @@ def use(
         Linux and x86-64, otherwise UCX where it is installed, otherwise gloo. The environment's
         ``RINGCOLL_TRANSPORT`` overrides it.
     cuda_transport
-        Transport of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` or ``"mpi"`` (both by way of host
-        memory), or ``"auto"``: NCCL where torch has it, otherwise UCX or gloo. The
+        Transport of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` or ``"mpi"`` (both by way of
+        host memory), or ``"auto"``: NCCL where torch has it, otherwise UCX or gloo. The
         environment's ``RINGCOLL_CUDA_TRANSPORT`` overrides it.
     verify_messages
         Whether each message of a collective has a checksum, with which its receiver finds what was
         changed, lost or doubled on its way, and raises `CorruptMessageError`; not over NCCL. The
         environment's ``RINGCOLL_VERIFY_MESSAGES`` overrides it.
     fit
-        A file of ``ringcoll fit`` for these ranks and hosts, which rank 0 reads: ``"auto"`` takes the
-        algorithms that were fitted to the network. By default the file of ``RINGCOLL_TUNING``, if that is such
-        a file.
+        A file of ``ringcoll fit`` for these ranks and hosts, which rank 0 reads: ``"auto"`` takes
+        the algorithms that were fitted to the network. By default the file of ``RINGCOLL_TUNING``,
+        if that is such a file.
     refit
-        Whether the ranks measure their network anew, and fit all that they use to it, when long operations have become
-        slow: a median over many. It takes some seconds, in a pause on which all ranks agree.
+        Whether the ranks measure their network anew, and fit all that they use to it, when long
+        operations have become slow: a median over many. It takes some seconds, in a pause on which
+        all ranks agree.
 
     Raises
     ------
@@ -254,14 +377,9 @@ def use(
     group = as_group(group)
     rank = group.rank()
     if isinstance(group, OwnGroup):
-        raise ArgumentError(
-            "its transport is not to be chosen",
-            rank=rank,
-            argument="group",
-            expected="a process group of torch",
-            got=repr(group),
-        )
-    further = {"verify_messages": verify_messages, "fit": fit, "refit": refit}
+        expected = "a process group of torch"
+        raise refused("its transport is not to be chosen", "group", expected, repr(group), rank)
+    further = {"verify_messages": verify_messages, "fit": fit, "refits": refit}
     chosen = {name: value for name, value in further.items() if value is not None}
     for kind, asked in (("cpu", transport), ("cuda", cuda_transport)):
         if asked is not None:
@@ -269,24 +387,14 @@ def use(
                 catalogue.resolved(kind, asked, rank)
             chosen[kind] = asked
     if not chosen:
-        raise ArgumentError(
-            "nothing was chosen",
-            rank=rank,
-            argument="transport, cuda_transport, verify_messages, fit, refit",
-            expected="at least one of them",
-            got="none",
-        )
-    in_use = set(_members(group))
+        arguments = "transport, cuda_transport, verify_messages, fit, refit"
+        raise refused("nothing was chosen", arguments, "at least one of them", "none", rank)
+    in_use = set(_known.get(weakref.ref(group), {}))
     if chosen.keys() <= {"cpu", "cuda"}:
         in_use &= chosen.keys()
     if in_use:
-        raise ArgumentError(
-            "the group is in use; ringcoll.close(group), on all ranks, makes it as new",
-            rank=rank,
-            argument="group",
-            expected="one without operations so far",
-            got=group,
-        )
+        message = "the group is in use; ringcoll.close(group), on all ranks, makes it as new"
+        raise refused(message, "group", "one without operations so far", group, rank)
     _asked[group] = {**_asked.get(group, {}), **chosen}
 
 
@@ -298,7 +406,9 @@ def abort(group: Any) -> None:
 
 def members_of(group: Any) -> list[Communicator]:
     """The communicators that a group has so far."""
-    return group.members if isinstance(group, OwnGroup) else [*_members(group).values()]
+    if isinstance(group, OwnGroup):
+        return group.members
+    return [*_known.get(weakref.ref(group), {}).values()]
 
 
 def bytes_sent(group: Any = None) -> int:

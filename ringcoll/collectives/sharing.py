@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ringcoll.collectives.groups import communicator
-from ringcoll.collectives.own_groups import messages_in_flight
+from ringcoll.collectives.groups import communicator, messages_in_flight, refused
 from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.group import Communicator, in_use
 from ringcoll.transport import can_move, is_long, movable, move
@@ -25,9 +24,10 @@ What = TypeVar("What", Tensor, nn.Module)
 def share(what: What) -> What:
     """Move memory to where the other ranks of the host can read it in place.
 
-    All views of a tensor move with it: the values, and every tensor that shares its storage, stay as
-    they are, at another address. Operations that are under way on them are waited for, and so are those
-    before them in their groups. Another library that holds an address has to ask for it anew.
+    All views of a tensor move with it: the values, and every tensor that shares its storage, stay
+    as they are, at another address. Operations that are under way on them are waited for, and so
+    are those before them in their groups. Another library that holds an address has to ask for it
+    anew.
 
     Parameters
     ----------
@@ -64,12 +64,10 @@ def share(what: What) -> What:
     for ref in messages_in_flight.keyrefs():
         tensor = getattr(ref(), "tensor", None)
         if tensor is not None and tensor.untyped_storage()._cdata in places:
-            raise ArgumentError(
-                "a send or a receive is under way on the memory",
-                argument="what",
-                expected="memory whose messages have been waited for",
-                got=f"a tensor of shape {tuple(tensor.shape)} in a message",
-            )
+            message = "a send or a receive is under way on the memory"
+            expected = "memory whose messages have been waited for"
+            got = f"a tensor of shape {tuple(tensor.shape)} in a message"
+            raise refused(message, "what", expected, got)
     while places and in_use(places):
         time.sleep(_WHILE_S)
     move(storages)
@@ -79,8 +77,9 @@ def share(what: What) -> What:
 def share_for(group: Any, tensor: Tensor) -> None:
     """Move a long CPU tensor to shared memory, unless it is there or cannot move.
 
-    All ranks call it with tensors of one length: the first time they meet. A rank that has too little
-    memory, or too many open files, goes on with the tensor where it is, as the others count on it.
+    All ranks call it with tensors of one length: the first time they meet. A rank that has too
+    little memory, or too many open files, goes on with the tensor where it is, as the others count
+    on it.
 
     Raises
     ------
@@ -92,13 +91,8 @@ def share_for(group: Any, tensor: Tensor) -> None:
     member = communicator(group, tensor.device)
     hosts = set(member.meet())
     if len(hosts) > 1:
-        raise ArgumentError(
-            "memory cannot be shared between hosts",
-            rank=member.rank,
-            argument="share",
-            expected="False, or ranks of one host",
-            got=f"True on {len(hosts)} hosts",
-        )
+        expected, got = "False, or ranks of one host", f"True on {len(hosts)} hosts"
+        raise refused("memory cannot be shared between hosts", "share", expected, got, member.rank)
     # Of a storage, another part may be in use: by another group, or by a message of the user's.
     is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
     if is_whole and can_move(tensor) and member not in _without_room:

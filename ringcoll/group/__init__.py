@@ -1,14 +1,12 @@
 """One rank's end of a group: how ranks meet, and how their operations follow one another.
 
-==============  ==========================================================
-`work`          what an asynchronous operation returns
-`queue`         operations in the order of their calls; who runs them
-`workspace`     working memory that the operations of a group share
-`agreement`     what messages cost, measured; one table for all ranks
-`probing`       the messages between all pairs of ranks, measured
-`refitting`     when operations have become slow: measured anew, and fitted
-`communicator`  one rank's end of a group: meet, resolve, open, drive, finish
-==============  ==========================================================
+===============  ==========================================================
+`queue`          operations in the order of their calls, their works, and the memory that they share
+`message_costs`  what messages cost, measured
+`agreement`      one table of costs for all ranks: when they meet, and when they have become slow
+`probing`        the messages between all pairs of ranks, measured
+`communicator`   one rank's end of a group: meet, resolve, open, drive, finish
+===============  ==========================================================
 """
 
 import lazy_loader

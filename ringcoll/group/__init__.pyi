@@ -1,10 +1,10 @@
 from . import agreement as agreement
 from . import communicator as communicator
-from .agreement import measure as measure
 from .communicator import Call as Call
 from .communicator import Communicator as Communicator
 from .communicator import Part as Part
 from .communicator import in_use as in_use
+from .message_costs import measure as measure
 from .probing import probe as probe
 from .queue import Queue as Queue
-from .work import Work as Work
+from .queue import Work as Work

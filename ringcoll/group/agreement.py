@@ -1,377 +1,70 @@
-"""The costs of messages in a group, measured once, and a single table of them for all ranks.
+"""One table of costs and rules for all ranks: when they meet, and when they have become slow.
 
-Problem: the best algorithm depends on a few numbers that differ between machines, and on
-how many ranks share a core. They can be measured in some ten milliseconds, but every rank
-would get other numbers, and ranks that choose differently do not match. So rank 0 decides, and
-publishes the decision in the group's store:
+Problem: the best algorithm depends on a few numbers that differ between machines, and on how many
+ranks share a core. They can be measured (`ringcoll.group.message_costs`), but every rank would get
+other numbers, and ranks that choose differently do not match. So rank 0 decides, and publishes the
+decision in the group's store (`agree`):
 
-1. Rank 0 publishes the table, if it is known (from a file of ``ringcoll tune``, or because this user
-   has measured on this machine for as many ranks in the last hours), says that all ranks measure now, or
-   what is wrong.
+1. Rank 0 publishes the table, if it is known (from a file of ``ringcoll tune``, or because this
+   user has measured on this machine for as many ranks in the last hours), says that all ranks
+   measure now, or what is wrong.
 2. If all ranks measure, rank 0 publishes the table of *its* measurements.
 
-The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the
-last rank send a short and a long message back and forth (alpha, beta), and several short
-messages in one step (overhead), while the others wait. Then every rank sends to another, all at
-once (crowded alpha, beta): long messages to the next rank; short ones to those 1, 2, 4, ...
-further, so that nobody is done before everybody has begun. (Where ranks share cores, those that send
-to the next one only run many rounds ahead while they have the core, and most rounds seem to take
-as long as if nobody shared it.) Every rank adds two vectors (gamma). The definition of alpha
-and beta by ping-pong is R. Hockney's. The messages are bound once, as those of a plan are, so
-that their costs are those of an operation. In the memory of a host a long message is too long for caches, as
-are the data of a program between two calls: by messages of 1 MiB, from 64 KiB on predictions were 0.5 to 0.6 of
-what was measured. On a busy machine an exchange now and then takes milliseconds longer.
-So the fastest exchange of two ranks counts, but the median exchange of all ranks: there, the
-fastest is an exchange whose message had come before the rank asked for it.
-
-Where a transport has two ways for a long message (`Transport.direct_from`), these two first send each other messages
-both ways, from 512 KiB down, and long ones whole and in slices (`Transport.slice_bytes`); rank 0 tells which was
-quicker. (With all ranks at once, ranks that share cores wait for each other at random.) The costs are those of
-that way.
-
-For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank does that
-reduces what has come. No message is read by the host then, which would take longer than the
-message. By itself a group measures over transports with tags only; NCCL is measured by ``ringcoll tune``.
+A group that refits notices that its operations have become slow, measures its network anew, and
+fits its algorithms to it (`Refits`, `refit`). Every rank looks at the same operations: the first
+look is at the eighth, and in each of them rank 0 sends a byte to all others, which says how many
+operations later the next look is, about a tenth of a second, or that all measure now. Rank 0
+compares the operation that takes the most time with its first runs. Where the median of its last
+ones is clearly longer, the ranks probe (`ringcoll.group.probing`); rank 0 fits, proves and
+publishes; and all go on with the new table at this very operation. If no link has changed, what is
+slow is something else: nothing is swapped, and the times become the usual ones.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from datetime import UTC, datetime
+from functools import lru_cache, partial
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from ringcoll.cost import FORCED, MEASURED, Parameters, Table, built_in
+from ringcoll.cost import FORCED, MEASURED, Fitted, Table, built_in
 from ringcoll.errors import (
+    ArgumentError,
     CollectiveTimeoutError,
     RingcollError,
     RulesError,
     ScheduleError,
+    TooLargeError,
     TransportError,
     TuningFileError,
 )
+from ringcoll.group.message_costs import CPU, measure
 from ringcoll.machine import appears, as_json, cores, not_of_a_rank, read_json, settings, tuning
-from ringcoll.transport import Handle, Message, Transport, costs_of, names, settle
+from ringcoll.schedule import contract
+from ringcoll.transport import Handle, Message, Transport, costs_of, names
 
 _log = logging.getLogger("ringcoll")
-
-_TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under way meanwhile
-_SHORT, _LONG = 8, 1 << 20  # bytes
-_LONG_IN_MEMORY = 1 << 23  # both ranks' messages, sent and received, take 32 MiB
-_LONG_IN_CACHE = 1 << 20
-_LONG_ON_GPU = 1 << 24  # a GPU sends 1 MiB in less time than a message takes
-_BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
-_MOST, _FEW = 50, 3  # rounds with short messages, and with long messages
-_WAYS = (512 << 10, 256 << 10, 128 << 10, 64 << 10)  # bytes of messages that are sent both ways
-_SLICED = 1 << 21  # bytes that are sent whole, and in slices
-_SLICES = (1, 2)  # parts of the longest slice
-_SWAPS = 6  # rounds of these
-_CLEARLY = 0.75  # of the time in slices that a whole message has to take to be the quicker one
-_AT_ONCE = 4  # messages in one step
-_ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
-_ADDED_ON_GPU = 1 << 25  # bytes; it takes longer than the launch
-_ADDITIONS = 20
-_CPU = torch.device("cpu")
-
-
-class _Exchange:
-    """Messages of one rank during the measurement."""
-
-    def __init__(
-        self, transport: Transport, timeout_s: float, device: torch.device = _CPU, long: int = _LONG
-    ) -> None:
-        self.transport, self.timeout_s, self.device = transport, timeout_s, device
-        self.on_gpu = _is_gpu(device)
-        self.long = _LONG_ON_GPU if self.on_gpu else long
-        self.rank, self.world_size = transport.rank, transport.world_size
-        self._deadline = time.monotonic() + timeout_s
-        self.out = torch.zeros(self.long, dtype=torch.uint8, device=device)
-        self.into = torch.zeros(self.long, dtype=torch.uint8, device=device)
-
-    def ready(self, receives: list[Message], sends: list[Message]) -> Callable[[], None]:
-        """Make a step ready, as a plan does: the function posts its messages, and waits."""
-        return self.waiting(self.transport.bind(receives, sends))
-
-    def waiting(self, start: Callable[[int], list[Handle]]) -> Callable[[], None]:
-        """A step that starts messages, and waits for them."""
-        wait = self.transport.wait
-
-        def step() -> None:
-            for handle in start(0):
-                left = self._deadline - time.monotonic()
-                if left <= 0:
-                    raise CollectiveTimeoutError(
-                        f"rank {self.rank} could not measure within {self.timeout_s:g} s"
-                    )
-                wait(handle, left)
-            if self.on_gpu:
-                settle([self.device])
-
-        return step
-
-    def sending(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
-        """A step that sends messages of so many bytes."""
-        return self.ready([], _messages(peer, self.out, nbytes, number))
-
-    def receiving(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
-        """A step that receives messages of so many bytes."""
-        return self.ready(_messages(peer, self.into, nbytes, number), [])
-
-    def shifting(self, distance: int, nbytes: int, number: int = 1) -> Callable[[], None]:
-        """A step that sends to the rank so far ahead, further messages to those beyond, and receives as much."""
-        both: list[list[Message]] = [[], []]
-        for sign, memory, messages in zip((-1, 1), (self.into, self.out), both, strict=True):
-            for one in range(number):
-                by = (distance - 1 + one) % (self.world_size - 1) + 1
-                peer = (self.rank + sign * by) % self.world_size
-                messages.append(Message(peer, memory[one * nbytes : (one + 1) * nbytes], _TAG))
-        return self.ready(*both)
-
-    def tell(self, peers: Iterable[int], word: int) -> None:
-        """Send a number below 256."""
-        self.out[0] = word
-        for peer in peers:
-            self.sending(peer, _SHORT)()
-
-    def hear(self) -> int:
-        """Receive the number that rank 0 tells."""
-        self.receiving(0, _SHORT)()
-        return int(self.into[0])
-
-
-def _messages(peer: int, memory: Tensor, nbytes: int, number: int = 1) -> list[Message]:
-    return [Message(peer, memory[i * nbytes : (i + 1) * nbytes], _TAG) for i in range(number)]
-
-
-def _is_gpu(device: torch.device) -> bool:
-    return device.type == "cuda"
-
-
-def _timed(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def _times(exchange: _Exchange, peers: Iterable[int], function: Callable[[], object],
-           most: int) -> list[float]:  # fmt: skip
-    """Seconds of an exchange, again and again; rank 0 tells its peers how often."""
-    function()  # sets the path up
-    expected_s = _timed(function)
-    if exchange.rank:
-        rounds = exchange.hear()
-    else:
-        rounds = min(most, max(1, most // 5, int(_BUDGET_S / max(expected_s, 1e-6))))
-        exchange.tell(peers, rounds)
-    return [_timed(function) for _ in range(rounds)]
-
-
-def _message_s(exchange: _Exchange, nbytes: int, most: int, number: int = 1) -> float:
-    """Seconds of a message, or of several in one step, between two ranks: half a round trip."""
-    last = exchange.world_size - 1  # with several hosts, on another host than rank 0
-    if exchange.rank not in (0, last):
-        return 0.0
-    peer = last - exchange.rank
-    give = exchange.sending(peer, nbytes, number)
-    take = exchange.receiving(peer, nbytes, number)
-    first, then = (take, give) if exchange.rank else (give, take)
-
-    def there_and_back() -> None:
-        first()
-        then()
-
-    return min(_times(exchange, [last], there_and_back, most)) / 2
-
-
-def _crowded_s(
-    exchange: _Exchange, distances: Iterable[int], nbytes: int, most: int, number: int = 1
-) -> float:
-    """Seconds of messages while all ranks send them, then some to a rank at another distance."""
-    steps = [exchange.shifting(distance, nbytes, number) for distance in distances]
-
-    def all_at_once() -> None:
-        for step in steps:
-            step()
-
-    return median(_times(exchange, range(1, exchange.world_size), all_at_once, most)) / len(steps)
-
-
-def _swap_s(exchange: _Exchange, nbytes: int, number: int = 1) -> float:
-    """Seconds in which two ranks send each other messages, so that each is as busy as in a collective."""
-    last = exchange.world_size - 1
-    if exchange.rank not in (0, last):
-        return 0.0
-    peer = last - exchange.rank
-    both = (_messages(peer, memory, nbytes, number) for memory in (exchange.into, exchange.out))
-    swap, fresh = exchange.ready(*both), exchange.out[: number * nbytes].bitwise_not_
-
-    def write_and_swap() -> None:
-        fresh()  # what is sent lies in the sender's cache, as a sum that was just made does
-        swap()
-
-    return min(_times(exchange, [last], write_and_swap, _SWAPS))
-
-
-def _exchange_s(exchange: _Exchange) -> float:
-    """Seconds of a short message of each rank to all others."""
-    transport = exchange.transport
-    others = [peer for peer in range(transport.world_size) if peer != transport.rank]
-    receives = [one for peer in others for one in _messages(peer, exchange.into, _SHORT)]
-    step = exchange.waiting(transport.bind_exchange(receives, exchange.out[:_SHORT], _TAG))
-    return median(_times(exchange, others, step, _MOST))
-
-
-def _agreed(exchange: _Exchange, found: int) -> int:
-    """What rank 0 has found, a number below 256; all ranks have to send alike."""
-    if exchange.rank:
-        return exchange.hear()
-    exchange.tell(range(1, exchange.world_size), found)
-    return found
-
-
-def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
-    """Bytes from which a message is read in its sender's memory sooner than it is copied twice, and bytes of slices.
-
-    The latter are 0 if a long message is sent whole sooner.
-    """
-    transport, times = exchange.transport, []
-    # Longer ones would have to be copied in turns, as there are few places for pieces.
-    direct_from = _WAYS[0] + 1
-    for nbytes in _WAYS:
-        for transport.direct_from in (nbytes, nbytes + 1):
-            times.append(_swap_s(exchange, nbytes))
-        if not _agreed(exchange, times[-2] <= times[-1]):
-            break
-        direct_from = nbytes
-    longest = transport.slice_bytes
-    if longest is None:
-        return direct_from, 0
-    transport.direct_from = direct_from
-    whole_s = _swap_s(exchange, _SLICED)
-    transport.direct_from = max(direct_from, longest + 1)
-    # A collective gains more: a slice is read where it lies, and written once for several ranks.
-    sliced = [(whole_s / _CLEARLY, 0)]
-    sliced += [(_swap_s(exchange, longest // by, by * _SLICED // longest), by) for by in _SLICES]
-    if by := _agreed(exchange, min(sliced)[1]):
-        # What is not cut, as blocks whose lengths only two ranks know, may go in pieces as well. Where ranks share
-        # cores, each piece may wait for its turn.
-        copied = transport.direct_from
-        transport.direct_from = sys.maxsize
-        copied_s = _swap_s(exchange, _SLICED)
-        if _agreed(exchange, crowd == 1 and copied_s < whole_s):
-            copied = sys.maxsize
-        return copied, longest // by
-    return direct_from, 0
-
-
-def _additions(device: torch.device, nbytes: int) -> list[float]:
-    """Seconds of additions of so many bytes to as many."""
-    left, right = (torch.ones(nbytes // 4, device=device) for _ in range(2))
-
-    def add() -> None:
-        left.add_(right)
-        if _is_gpu(device):
-            settle([device])
-
-    return [_timed(add) for _ in range(_ADDITIONS)]
-
-
-def _adding(device: torch.device, crowd: float) -> tuple[float, float]:
-    """Seconds to add a byte to another byte: undisturbed, and while all ranks add."""
-    if not _is_gpu(device):
-        gamma_s = min(_additions(device, _ADDED)) / _ADDED
-        return gamma_s, crowd * gamma_s
-    launch_s, times = min(_additions(device, _ADDED)), _additions(device, _ADDED_ON_GPU)
-    more = _ADDED_ON_GPU - _ADDED
-    # All ranks add now, so the fastest addition is one that no other rank of the GPU has disturbed.
-    gamma_s, crowded_s = (max(0.0, time - launch_s) / more for time in (min(times), median(times)))
-    return gamma_s, crowded_s
-
-
-def measure(
-    transport: Transport,
-    timeout_s: float,
-    *,
-    hosts: int = 1,
-    cores: int | None = None,
-    device: torch.device = _CPU,
-) -> Parameters:
-    """Measure what messages, bytes and additions cost; all ranks take part.
-
-    Parameters
-    ----------
-    transport
-        Connected transport without messages under way; for CPU tensors, with tags.
-    timeout_s
-        Time limit in seconds.
-    hosts, cores
-        Number of hosts, and number of the cores that the ranks of a host share.
-    device
-        Device of the tensors that are sent and added.
-
-    Returns
-    -------
-    costs
-        Costs as this rank has measured them. Only rank 0's costs count: rank 0 alone knows
-        how long a message takes between two ranks.
-
-    Raises
-    ------
-    CollectiveTimeoutError, PeerLostError
-        A rank did not take part.
-    """
-    has_ways = transport.direct_from is not None and hosts == 1  # on all ranks, or on none
-    exchange = _Exchange(transport, timeout_s, device, _LONG_IN_MEMORY if has_ways else _LONG)
-    crowd = max(1.0, -(-exchange.world_size // hosts) / cores) if cores else 1.0
-    direct_from = slice_bytes = 0
-    if has_ways:
-        direct_from, slice_bytes = _ways(exchange, crowd)
-        transport.direct_from = direct_from
-    gamma_s, crowded_gamma_s = _adding(device, crowd)
-    nbytes = exchange.long
-    long = slice_bytes or nbytes, _FEW, nbytes // (slice_bytes or nbytes)
-    short_s, long_s = _message_s(exchange, _SHORT, _MOST), _message_s(exchange, *long)
-    several_s = _message_s(exchange, _SHORT, _MOST, _AT_ONCE)
-    distances = [1 << power for power in range((exchange.world_size - 1).bit_length())]
-    crowded_s = _crowded_s(exchange, distances, _SHORT, _MOST)
-    # Where ranks share cores, it is told better by all at once: two that wait for each other are mostly asleep.
-    crowded_several_s = _crowded_s(exchange, distances, _SHORT, _MOST, _AT_ONCE)
-    further_s = min(several_s - short_s, (crowded_several_s - crowded_s) / crowd)
-    crowded_long_s = _crowded_s(exchange, [1], *long)
-    cached_s = crowded_cached_s = 0.0  # of a byte
-    if slice_bytes:
-        few = slice_bytes, _MOST, _LONG_IN_CACHE // slice_bytes
-        cached_s = max(gamma_s, (_message_s(exchange, *few) - short_s) / _LONG_IN_CACHE)
-        crowded_cached_s = (_crowded_s(exchange, [1], *few) - crowded_s) / _LONG_IN_CACHE
-    exchange_s = _exchange_s(exchange) if transport.exchanges_to else 0.0
-    # A message reads and writes each byte, as an addition does. A crowd makes nothing faster.
-    beta_s = max(gamma_s, (long_s - short_s) / nbytes)
-    return Parameters(
-        alpha_s=short_s,
-        beta_s_per_byte=beta_s,
-        gamma_s_per_byte=gamma_s,
-        # A further message costs no more than a single message.
-        overhead_s=min(short_s, max(0.0, further_s) / (_AT_ONCE - 1)),
-        crowded_alpha_s=max(short_s, crowded_s),
-        crowded_beta_s_per_byte=max(beta_s, (crowded_long_s - crowded_s) / nbytes),
-        crowded_gamma_s_per_byte=crowded_gamma_s,
-        direct_from=direct_from,
-        slice_bytes=slice_bytes,
-        exchanges_to=transport.exchanges_to,
-        exchange_s=exchange_s,
-        cached_beta_s_per_byte=cached_s,
-        crowded_cached_beta_s_per_byte=max(cached_s, crowded_cached_s),
-    )
-
+_TOKEN_TAG, _LOOK_TAG = 0x7E57C058, 0x7E57C05A  # of 31 bits; nothing else is under way meanwhile
+_FIRST_LOOK = 8
+_LATER = 255  # operations at most; a byte
+_LOOK_S = 0.1
+_MOST_KINDS = 256  # of operations
+_LEAST_S = 1e-3  # shorter operations do not count
+_FIRST_RUNS, _LAST_RUNS = 5, 7
+_LEAST_NBYTES = 1 << 16
+_MOST_FIT_S = 10.0  # of rank 0, for which the others wait
+_SLOW = 1.5  # times as long as usual
+BUDGET_S = 1.5
 
 # What this process measured as rank 0.
 _measured: dict[tuple[str, int, int, str], Table] = {}
@@ -421,11 +114,8 @@ class Notes:
             raise self._late(peer) from error
 
     def _late(self, peer: int) -> CollectiveTimeoutError:
-        return CollectiveTimeoutError(
-            f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer} to agree on a choice "
-            "of algorithms",
-            peer=peer,
-        )
+        waited = f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer}"
+        return CollectiveTimeoutError(f"{waited} to agree on a choice of algorithms", peer=peer)
 
 
 def agree(
@@ -440,36 +130,18 @@ def agree(
 ) -> Table:
     """Agree on the table of costs and rules of a group; every rank has to call it.
 
-    Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``;
-    an earlier measurement for the same transport, numbers of ranks and hosts, and type of device, by this
-    process, or in the user's cache (`ringcoll.machine.tuning.remember`); a measurement now, by all
-    ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
+    Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``; an
+    earlier measurement for the same transport, numbers of ranks and hosts, and type of device, by
+    this process, or in the user's cache (`ringcoll.machine.tuning.remember`); a measurement now, by
+    all ranks. Rank 0's ``RINGCOLL_ALGORITHM``, ``fit`` and ``refits`` count for all ranks, and all
+    raise the error if rank 0's variables name rules or a file that cannot be used.
 
-    Parameters
-    ----------
-    transport
-        Connected transport without messages under way.
-    store
-        Store that all ranks of the group see, and that nobody else uses.
-    timeout_s
-        Time limit in seconds.
-    measurable
-        Whether the costs may be measured; by default on transports with tags and without checksums.
-    device
-        Device of the group's tensors; by default the CPU.
-    fit, refits
-        A file of ``ringcoll fit``, which rank 0 reads, and whether the group refits. Those of rank 0 count.
-
-    Raises
-    ------
-    CollectiveTimeoutError, PeerLostError
-        A rank did not come, or was lost.
-    RulesError, TuningFileError
-        Rank 0's variables name rules or a file that cannot be used. All ranks raise the error.
+    No messages are under way on the transport, and nobody else uses the store. ``measurable``:
+    whether costs may be measured, by default on transports with tags and without checksums.
     """
     settings.log_as_asked()
     rank, world_size = transport.rank, transport.world_size
-    device = _CPU if device is None else device
+    device = CPU if device is None else device
     kind = device.type
     if measurable is None:
         is_plain = not (transport.ordered or transport.verifies)
@@ -485,24 +157,21 @@ def agree(
         rules = settings.forced_rules(forced)
         fitted = tuning.fit_for(fit, tuple(transport.hosts))
     except RingcollError as error:
-        notes.tell(
-            "decision",
-            {"error": str(error), "rules": isinstance(error, RulesError | ScheduleError)},
-        )
+        is_of_rules = isinstance(error, RulesError | ScheduleError)
+        notes.tell("decision", {"error": str(error), "rules": is_of_rules})
         raise
+    complete = partial(replace, forced=rules, fit=fitted, refits=refits)
     link = costs_of(transport.name)
     usual = built_in(transport.name, link, world_size, hosts=hosts, cores=cores(), device=kind)
     if table is None and not (measurable and world_size > 1):
         table = usual
-    text = (
-        None if table is None else replace(table, forced=rules, fit=fitted, refits=refits).dumps()
-    )
+    text = None if table is None else complete(table).dumps()
     notes.tell("decision", {"hosts": hosts, "forced": forced, "table": text})
     if text is None:
         costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
         table = _measured[where] = replace(usual, parameters=costs, source=MEASURED)
         tuning.remember(settings.measured_file(), table)
-        text = replace(table, forced=rules, fit=fitted, refits=refits).dumps()
+        text = complete(table).dumps()
         notes.tell("table", text)
     return _table(text, announces=True)
 
@@ -526,13 +195,8 @@ def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
     if own == forced:
         settings.forced_rules(own)  # which registers what is in its files
     else:
-        _log.warning(
-            "rank %d: %s is %r here and %r on rank 0, which counts for all",
-            notes.rank,
-            FORCED,
-            own,
-            forced,
-        )
+        line = "rank %d: %s is %r here and %r on rank 0, which counts for all"
+        _log.warning(line, notes.rank, FORCED, own, forced)
     if text is None:
         measure(transport, notes.left_s, hosts=max(1, hosts), device=device)
         text = notes.hear("table")
@@ -540,3 +204,140 @@ def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
         return _table(text, announces=False)
     except (TuningFileError, TypeError) as error:
         raise TransportError(f"rank {notes.rank} cannot read rank 0's table: {error}") from error
+
+
+class Refits:
+    """When the ranks of a group look, and what rank 0 has seen since the last fit."""
+
+    def __init__(self) -> None:
+        self.next_look, self._at = _FIRST_LOOK, 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all runs of operations."""
+        self._first: dict[Any, list[float]] = {}
+        self._last: dict[Any, deque[float]] = {}
+        self._looked, self._later = time.monotonic(), _FIRST_LOOK
+
+    def note(self, request: Any, seconds: float) -> None:
+        """Note a run of an operation."""
+        if seconds < _LEAST_S:
+            return
+        if len(self._first) >= _MOST_KINDS and request not in self._first:
+            self.begin()
+        first = self._first.setdefault(request, [])
+        if len(first) < _FIRST_RUNS:
+            first.append(seconds)
+        else:
+            self._last.setdefault(request, deque(maxlen=_LAST_RUNS)).append(seconds)
+
+    @property
+    def ratio(self) -> float:
+        """Median of the longest operation's last runs by that of the first; 1 if they are few."""
+        request = max(self._last, key=lambda each: sum(self._last[each]), default=None)
+        if request is None or len(self._last[request]) < _LAST_RUNS:
+            return 1.0
+        return median(self._last[request]) / median(self._first[request])
+
+    def look(self, transport: Transport, number: int, limit_s: float) -> bool:
+        """Agree whether all measure now; every rank calls it, at the same operation."""
+        word = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        if transport.rank:
+            messages: tuple[list[Message], list[Message]] = [Message(0, word, _LOOK_TAG)], []
+        else:
+            each_s = (time.monotonic() - self._looked) / max(1, number - self._at)
+            # A single short operation may lie between two looks, and says little of the next.
+            most = min(_LATER, 2 * self._later)
+            self._later = min(most, max(1, round(_LOOK_S / max(each_s, 1e-9))))
+            word[0] = 0 if self.ratio > _SLOW else self._later
+            others = range(1, transport.world_size)
+            messages = [], [Message(peer, word, _LOOK_TAG) for peer in others]
+        for handle in transport.post(*messages):
+            transport.wait(handle, limit_s)
+        later = int(word)
+        self.next_look = number + max(1, later)
+        self._looked, self._at = time.monotonic(), number
+        return later == 0
+
+
+def refit(
+    transport: Transport,
+    store: dist.Store,
+    table: Table,
+    uses: Iterable[tuple[str, int]],
+    *,
+    limit_s: float,
+    budget_s: float,
+    by_itself: bool = False,
+) -> Table:
+    """Measure the network, fit to it, and return the table with the fit; every rank calls it.
+
+    No messages are under way on the transport, and nobody else uses the store. ``uses`` are
+    collectives and bytes to fit; those of rank 0 count. The measurement is to take ``budget_s``.
+    ``by_itself``: nobody has asked for it. Then the table stays as it is where no link has become
+    slower, and short data have no fit of their own.
+    """
+    from ringcoll.group.probing import probe  # not before: every group comes by this module
+
+    notes = Notes(transport, store, limit_s)
+    costs = table.parameters.of_rank
+    measured = replace(probe(transport, budget_s, limit_s), rank_costs=costs)
+    if transport.rank:
+        values = notes.hear("fit")
+    else:
+        values = None
+        try:
+            patience_s = min(limit_s / 2, _MOST_FIT_S) if by_itself else limit_s / 2
+            fitted = _fitted(measured, table.fit, uses, by_itself, patience_s)
+            values = fitted and fitted.to_json()
+        except RingcollError as error:
+            _log.warning("not fitted: %s", error)
+        notes.tell("fit", values)
+    # Rank 0 reads what it has written, too, which registers the schedules.
+    return table if values is None else replace(table, fit=Fitted.from_json(values))
+
+
+def _fitted(
+    measured: Any,
+    before: Fitted | None,
+    uses: Iterable[tuple[str, int]],
+    by_itself: bool,
+    patience_s: float,
+) -> Fitted | None:
+    """The algorithms for the network as it is now; the other ranks wait for them."""
+    from ringcoll.search import fit, slower_links
+    from ringcoll.simulation import topology_from_text, topology_of
+
+    topology, known = topology_of(measured), None
+    if before:
+        with suppress(ArgumentError):  # it was fitted to a network that a text cannot say
+            known = topology_from_text(before.graph)
+    slower = slower_links(known, topology) if known else ()
+    for words in slower:
+        _log.warning("a link has become slower: %s", words)
+    if by_itself and known and not slower:
+        _log.warning("no link has become slower: the algorithms stay as they are")
+        return None
+    sizes: dict[str, set[int]] = {}
+    for collective, nbytes in uses:
+        is_used = nbytes >= _LEAST_NBYTES if by_itself else nbytes > 0
+        if is_used and not contract(collective).at_least_once:
+            sizes.setdefault(collective, set()).add(nbytes)
+    date, end = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic() + patience_s
+
+    def advance(name: str) -> None:
+        if time.monotonic() > end:
+            raise TooLargeError(f"it takes longer than {patience_s:.3g} s", most=0)
+
+    fitted = None
+    for collective, asked in sizes.items():
+        ordered = sorted(asked)
+        few = {ordered[0], ordered[len(ordered) // 2], ordered[-1]}
+        try:
+            best = fit(collective, topology, sizes=[*few], exact=False, advance=advance)
+        except RingcollError as error:
+            _log.warning("%s is not fitted: %s", collective, error)
+            continue
+        fitted = best.fitted(date, fitted)
+        _log.info("fitted anew: %s", "; ".join(fitted.reasons))
+    return fitted

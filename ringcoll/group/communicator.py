@@ -1,9 +1,9 @@
 """One rank's end of a group: operations get their turn here, and are run.
 
-To run an operation is: meet (once a group), resolve (once an operation), bind to memory, drive,
-and copy the results out. On CUDA tensors an operation has a `Lane`: see `ringcoll.transport.streams`.
-If the stream orders messages, and the host waits for nothing, asynchronous operations need no thread;
-where the transport can wait for a moment, nor do those that take no longer.
+To run an operation is: meet (once a group), resolve (once an operation), bind to memory, drive, and
+copy the results out. On CUDA tensors an operation has a `Lane`: see `ringcoll.transport.streams`.
+If the stream orders messages, and the host waits for nothing, asynchronous operations need no
+thread; where the transport can wait for a moment, nor do those that take no longer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ from torch import Tensor
 
 from ringcoll.cost import Table
 from ringcoll.errors import FORKED, CaptureError, GroupBrokenError, RingcollError, TransportError
-from ringcoll.group.agreement import agree
-from ringcoll.group.queue import Queue
-from ringcoll.group.refitting import BUDGET_S, Refits, refit
-from ringcoll.group.work import Work
-from ringcoll.group.workspace import Workspace
+from ringcoll.group.agreement import BUDGET_S, Refits, agree, refit
+from ringcoll.group.queue import Queue, Work, Workspace
 from ringcoll.machine import answered, at_end, check_goes_on, cores, gone
 from ringcoll.operation import Binding, BoundInstruction, Operation, Turn, drive
 from ringcoll.transport import Handle, Lane, NotYetError, Streams, Transport, capturing, with_memory
@@ -49,7 +46,8 @@ from ringcoll.watch import (
 
 _EXIT_S = 10.0  # for operations that are pending when the process ends
 _NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
-# An asynchronous call runs where it is made for so long; longer if no other core could run it meanwhile.
+# An asynchronous call runs where it is made for so long; longer if no other core could run it
+# meanwhile.
 _MOMENT_S, _LONG_MOMENT_S = 0.0002, 0.01
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
 _MOST_REMEMBERED = 8 << 20  # bytes of the operations that a group keeps for calls of the same kind
@@ -138,7 +136,7 @@ class _Item(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    """An operation of which a part has run: the rest of its program, and the handles of its messages."""
+    """An operation of which a part has run: the rest of its program, and its messages' handles."""
 
     binding: Binding
     steps: Iterator[BoundInstruction]
@@ -275,9 +273,8 @@ class Communicator:
             if self.state is not GroupState.OPEN:
                 self._refuse()
             is_brief = async_op and self._runs_at_once(operation, following)
-            is_mine = (
-                (is_brief or not async_op) and not queue.items and queue.serving.acquire(False)
-            )
+            is_here = is_brief or not async_op
+            is_mine = is_here and not queue.items and queue.serving.acquire(False)
             try:
                 if operation.has_streams:
                     lane = self._lane_of(operation, following, is_aside=not is_mine)
@@ -317,10 +314,10 @@ class Communicator:
         return item.work
 
     def _runs_at_once(self, operation: Operation | Turn, following: Iterable[Part]) -> bool:
-        """Whether an asynchronous call is begun where it is made, and ends there if it takes but a moment.
+        """Whether an asynchronous call is begun where it is made, and ends there if it is short.
 
-        To wake a thread takes longer than a short operation, and the thread takes the processor, and
-        Python's lock, from its caller.
+        To wake a thread takes longer than a short operation, and the thread takes the processor,
+        and Python's lock, from its caller.
         """
         return (
             self.transport.waits_briefly
@@ -368,7 +365,7 @@ class Communicator:
         self.run(Turn(name, function), (), self.timeout_s, False, [])
 
     def meet(self) -> tuple[int, ...]:
-        """Host number of every rank; the first call, which all ranks make alike, meets the others."""
+        """Host number of every rank; the first call, which all ranks make, meets the others."""
         if not self._asked_to_meet:
             self._asked_to_meet = True
             self.in_turn(lambda: None, "meeting")
@@ -376,14 +373,12 @@ class Communicator:
 
     def uses(self, storages: Container[int]) -> bool:
         """Whether an operation that runs, or waits for its turn, works on one of some storages."""
-        parts = [
-            ((item.operation, item.tensors), item.following) for item in self._queue.items.copy()
-        ]
+        items = self._queue.items.copy()
         is_serving, running = self._queue.serving.locked(), self._running
         if is_serving and running is None:
             return True  # which operation comes next is not known yet
-        in_use = [running or (), *(tensors for (_, tensors), _ in parts)]
-        for following in (self._following, *(following for _, following in parts)):
+        in_use = [running or (), *(item.tensors for item in items)]
+        for following in (self._following, *(item.following for item in items)):
             if isinstance(following, Sequence):
                 in_use += [tensors for _, tensors in following]
         return any(
@@ -555,7 +550,7 @@ class Communicator:
     def kinds_of_calls(self) -> list[tuple[str, int]]:
         """Collectives and bytes of the operations so far for which the table chooses."""
         requests = [operation.request for operation in tuple(self._resolved)]
-        return sorted({(one.collective, one.nbytes) for one in requests if one.entry is None})
+        return sorted({(each.collective, each.nbytes) for each in requests if each.entry is None})
 
     def _look(self, number: int, timeout_s: float) -> None:
         """Look with all ranks whether operations have become slow; if so, refit."""
@@ -580,8 +575,8 @@ class Communicator:
     ) -> None:
         """Measure the network, and fit algorithms to it; all ranks call it in their turn.
 
-        ``uses`` are collectives and bytes; by default those of the operations so far. Operations are resolved anew,
-        prepared ones too.
+        ``uses`` are collectives and bytes; by default those of the operations so far. Operations
+        are resolved anew, prepared ones too.
         """
         if not self._has_met:
             self._meet(timeout_s)
@@ -640,7 +635,7 @@ class Communicator:
     def _meet(self, timeout_s: float) -> None:
         """Meet the other ranks, and agree on costs and rules."""
         with self.progress.meeting():
-            # Where the store is in this process it always answers, and a thread has its own current GPU.
+            # A store in this process always answers, and a thread has its own current GPU.
             if self.device is not None or self.transport.shares_process:
                 self._meet_all(timeout_s)
             else:
@@ -665,9 +660,8 @@ class Communicator:
             self._moment_s = _LONG_MOMENT_S
         store = dist.PrefixStore("choice", self.store)
         fit, refits = self._fit
-        self.table = agree(
-            transport, store, _left_s(deadline), device=self.device, fit=fit, refits=refits
-        )
+        left_s = max(round(deadline - time.monotonic(), 3), 0.001)
+        self.table = agree(transport, store, left_s, device=self.device, fit=fit, refits=refits)
         # A look is a message of CPU memory, which the host waits for.
         if self.table.refits and not transport.ordered and transport.waits_on_host:
             self._refits = Refits() if self.world_size > 1 else None
@@ -743,12 +737,12 @@ class Communicator:
         }
 
     def check_usable(self) -> None:
-        """Raise `GroupBrokenError` if the group is closed or broken, or belongs to another process."""
+        """Raise `GroupBrokenError` if the group is closed, broken, or another process's."""
         if self.state is not GroupState.OPEN:
             self._refuse()
 
     def disown(self) -> None:
-        """Let every call raise an error, in a process that was forked off: its parent has the group."""
+        """Let every call raise an error, in a forked process: its parent has the group."""
         self.state = GroupState.FOREIGN  # the parent's threads and connections stay as they are
         self._queue.turn = threading.Lock()  # a thread that is not here any more may hold the other
 
@@ -875,10 +869,6 @@ def in_use(storages: Container[int]) -> bool:
     )
 
 
-def _left_s(deadline: float) -> float:
-    return max(round(deadline - time.monotonic(), 3), 0.001)
-
-
 def _without_frames(error: BaseException) -> BaseException:
     """A copy of an error, to be kept: a traceback refers to the user's frames.
 
@@ -892,7 +882,7 @@ def _without_frames(error: BaseException) -> BaseException:
 
 
 def _leave_to_parent() -> None:
-    """Refuse all groups in a process that was forked off: its parent has their threads and connections."""
+    """Refuse all groups in a forked process: its parent has their threads and connections."""
     for communicator in tuple(_open_communicators):
         communicator.disown()
     _open_communicators.clear()

@@ -1,10 +1,12 @@
 """Measure the messages between all pairs of ranks of a group, as `ringcoll.simulation.measured` asks.
 
-Every measurement is a stream of messages. The receiver answers each message with the size of a later one, or with 0
-when it has measured enough, so messages get as long as some milliseconds take. The receiver's clock counts, so bytes
-that lie in buffers do not. With one message at a time, the time between two is a round trip.
+Every measurement is a stream of messages. The receiver answers each message with the size of a
+later one, or with 0 when it has measured enough, so messages get as long as some milliseconds take.
+The receiver's clock counts, so bytes that lie in buffers do not. With one message at a time, the
+time between two is a round trip.
 
-All ranks get all numbers after each trial, by Bruck's all-gather, in which nobody is done before all have begun.
+All ranks get all numbers after each trial, by Bruck's all-gather, in which nobody is done before
+all have begun.
 """
 
 from __future__ import annotations
@@ -59,13 +61,14 @@ class _Prober:
         return start
 
     def greet(self) -> None:
-        """Exchange a message with all ranks, which sets paths up; a rank that lacks one gives up before the others."""
+        """Exchange a message with all ranks, which sets paths up.
+
+        A rank that lacks a path gives up before the others.
+        """
         others = [peer for peer in range(self.transport.world_size) if peer != self.rank]
         comes = [self.ready(peer, self.rank, self.memory[0, :_SHORT])() for peer in others]
-        for wait in [
-            *comes,
-            *(self.ready(self.rank, peer, self.memory[1, :_SHORT])() for peer in others),
-        ]:
+        goes = [self.ready(self.rank, peer, self.memory[1, :_SHORT])() for peer in others]
+        for wait in [*comes, *goes]:
             wait(share=0.5)
 
     def trial(self, trial: Trial) -> dict[Pair, Sample]:
@@ -89,7 +92,7 @@ class _Prober:
         return {pair: Sample(*numbers[pair[1]]) for pair in trial.pairs}
 
     def _stream(self, source: int, target: int, trial: Trial) -> Callable[[int], Wait]:
-        """A function that posts a message of a stream; one that is under way cannot be posted again."""
+        """A function that posts a message of a stream, again only after a wait for it."""
         memory = self.memory[int(source == self.rank)]
         if trial.is_short:
             short = self.ready(source, target, memory[:_SHORT])
@@ -139,10 +142,10 @@ def probe(
     limit_s: float,
     in_turn: Callable[[Callable[[], object]], object] = lambda turn: turn(),
 ) -> Measurements:
-    """Measure all pairs of ranks over a connected transport; every rank calls it, and gets the same.
+    """Measure all pairs of ranks over a connected transport; all ranks call it, and get the same.
 
-    Each message has the time limit; the measurement takes about ``budget_s``. ``in_turn`` calls the function of
-    each trial. Errors are those of `ringcoll.probe`.
+    Each message has the time limit; the measurement takes about ``budget_s``. ``in_turn`` calls the
+    function of each trial. Errors are those of `ringcoll.probe`.
     """
     prober, plan = _Prober(transport, limit_s), trials(transport.hosts, budget_s)
     numbers: list[dict[Pair, Sample] | None] = [None]

@@ -1,14 +1,11 @@
 """From a request to messages: how a call is compiled, bound to memory, and run.
 
 ==============  ==========================================================
-`regions`       where the data of a schedule lie: runs of elements
-`instructions`  what a plan is made of
-`loans`         messages that may be read where they lie
+`instructions`  what a plan is made of: regions of memory, instructions; messages to lend
 `plan`          one rank's part of a schedule, as a flat list of instructions
 `overlap`       whether elements of strided tensors share memory
 `stage`         the user's tensors as flat, contiguous ones, and back
 `executor`      instructions bound to memory and to a transport, and run
-`rehearsal`     a plan's local work done once, so that its kernels are loaded before its first message
 `operation`     a call compiled, and its bindings to memory
 ==============  ==========================================================
 """

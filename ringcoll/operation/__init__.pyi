@@ -3,8 +3,11 @@ from .executor import Posting as Posting
 from .executor import Reading as Reading
 from .executor import drive as drive
 from .instructions import Combine as Combine
+from .instructions import Layout as Layout
 from .instructions import Move as Move
 from .instructions import Post as Post
+from .instructions import Region as Region
+from .instructions import Space as Space
 from .instructions import Wait as Wait
 from .operation import Binding as Binding
 from .operation import Operation as Operation
@@ -15,9 +18,6 @@ from .operation import is_short as is_short
 from .operation import needs_equal_blocks as needs_equal_blocks
 from .plan import Plan as Plan
 from .plan import compile_plan as compile_plan
-from .regions import Layout as Layout
-from .regions import Region as Region
-from .regions import Space as Space
 from .stage import Stage as Stage
 from .stage import check_apart as check_apart
 from .stage import fusible as fusible

@@ -1,6 +1,14 @@
 """Bind a plan's instructions to memory and to a transport, and run them.
 
 A program is a flat list: messages to start, messages to wait for, local work.
+
+On a GPU a plan's local work is done once on a little memory before its first message, so that all
+its kernels are loaded (`rehearse`). Problem: CUDA loads a kernel when it is first launched, and may
+wait for all kernels on the GPU before it does. Messages of NCCL are kernels that wait for a peer.
+Say this rank has sent the first message of a plan, and loads the plan's next kernel: the host waits
+until a peer has taken the message. The peer may load a kernel, too, and wait for a message of
+another group, which this rank sends after it. So both wait for ever. Cost: a launch for each
+instruction, once an operation, and some hundred elements a region.
 """
 
 from __future__ import annotations
@@ -9,20 +17,24 @@ import math
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ringcoll.operation.instructions import Combine, Post, Wait
+from ringcoll.operation.instructions import ALIGNMENT, Combine, Post, Region, Wait
 from ringcoll.operation.plan import Plan
-from ringcoll.operation.regions import ALIGNMENT
 from ringcoll.reduction import TORCH, Engine, Reduction
-from ringcoll.transport import Exchange, Handle, Message, Transport
+from ringcoll.transport import AroundTransport, Exchange, Handle, Message, Transport
 
 _PIECE = 1 << 20  # bytes of a lent message that are read and reduced at a time
 _LEAST_S = 0.001  # a wait whose time is up still looks whether the message is there
+# Elements of a region in a rehearsal: kernels do not depend on the length, but on the alignment.
+_MOST = 256
+_ROOM = _MOST + ALIGNMENT
 
 
 class Posting(NamedTuple):
@@ -101,14 +113,14 @@ def bind(
             program.append(instruction)
         elif isinstance(instruction, Post):
             receives, sends, _ = instruction
-            arriving, leaving = [*map(message, receives)], [*map(message, sends)]
+            arriving = [
+                message(item)._replace(lent=number in borrowed)
+                for number, item in enumerate(receives, num_messages)
+            ]
             leaving = [
-                send._replace(tensor=thin.get(number, send.tensor))
-                for send, (_, number, _) in zip(leaving, sends, strict=True)
+                message(item)._replace(tensor=thin.get(item[1], view(item[1]))) for item in sends
             ]
             thin.clear()
-            for place, receive in enumerate(arriving):
-                arriving[place] = receive._replace(lent=num_messages + place in borrowed)
             num_messages += len(arriving) + len(leaving)
             if index in exchanged:
                 exchange = transport.bind_exchange(arriving, leaving[0].tensor, leaving[0].tag)
@@ -123,7 +135,8 @@ def bind(
             rounded = None
             if narrow is not work and index in plan.departing:
                 rounded = thin[instruction.into] = _like(into, into.numel(), wire)
-            run = partial(engine.bind, reduction, [into], world_size=finished, narrow=rounded)
+            bind_to = partial(engine.bind, reduction)
+            run = partial(bind_to, [into], world_size=finished, narrow=rounded)
             if index not in lent:
                 program.append(run(sources))
                 continue
@@ -137,8 +150,8 @@ def bind(
                     at_places.append(run([*sources]))
                 program.append(partial(_at_place, exchange, at_places))
             else:
-                about = reduction, engine, into, sources, finished, rounded
-                program.append(Reading(numbers, _Borrower(transport, positions, *about)))
+                how = bind_to, into, sources, finished, rounded
+                program.append(Reading(numbers, _Borrower(transport, positions, *how)))
         else:
             program.append(partial(view(instruction.into).copy_, view(instruction.source)))
     return program
@@ -152,22 +165,25 @@ def _at_place(exchange: Exchange, steps: Sequence[Callable[[], object]]) -> None
 def _by_exchange(
     plan: Plan, transport: Transport, dtype: torch.dtype
 ) -> dict[int, tuple[int, int]]:
-    """Messages that arrive by an exchange, as they are short enough on all ranks: index of the post, and position."""
-    found: dict[int, tuple[int, int]] = {}
+    """Messages that arrive by an exchange, as they are short enough on all ranks.
+
+    From the number of each to the index of its post, and its position there.
+    """
+    arrivals: dict[int, tuple[int, int]] = {}
     number, most = 0, transport.exchanges_to // dtype.itemsize
     for index, item in enumerate(plan.instructions if most else ()):
         if isinstance(item, Post):
             both = *item.receives, *item.sends
             if item.is_exchange and max(numel for _, _, numel in both) <= most:
-                found |= {number + place: (index, place) for place in range(len(item.receives))}
+                arrivals |= {number + place: (index, place) for place in range(len(item.receives))}
             number += len(both)
-    return found
+    return arrivals
 
 
 def _lent(
     plan: Plan, transport: Transport, reduction: Reduction, by_exchange: Container[int]
 ) -> dict[int, dict[int, int]]:
-    """Those of `Plan.lent` that are long enough, or come by an exchange, and can be reduced piece by piece."""
+    """Those of `Plan.lent` that are long or come by an exchange, and can be reduced in pieces."""
     if transport.lends_from == math.inf or reduction.operator.user is not None:
         return {}  # nobody knows what the user's function does to a piece
     if reduction.combine_all is not None:
@@ -195,49 +211,35 @@ def _scratch(place: int, dtype: torch.dtype) -> Tensor:
     return pieces[place].view(dtype)
 
 
+@dataclass(slots=True)
 class _Borrower:
     """A reduction of which some sources are lent messages, piece by piece, as pieces stay in cache.
 
-    Parameters
-    ----------
-    transport
-        Transport that lends the messages.
-    positions
-        Positions of the lent sources; their memory is not used.
-    reduction, engine, into, sources, finished, rounded
-        As for `Engine.bind`.
+    ``positions`` are those of lent sources, whose memory is not used; `Engine.bind` has the rest.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        positions: Sequence[int],
-        reduction: Reduction,
-        engine: Engine,
-        into: Tensor,
-        sources: Sequence[Tensor],
-        finished: int | None,
-        rounded: Tensor | None,
-    ) -> None:
-        self._transport, self._positions = transport, positions
-        self._bind = partial(engine.bind, reduction)
-        self._into, self._sources = into, sources
-        self._finished, self._rounded = finished, rounded
+    transport: Transport
+    positions: Sequence[int]
+    bind: Callable[..., Callable[[], object]]  # to memory; the reduction is known
+    into: Tensor
+    sources: Sequence[Tensor]
+    finished: int | None
+    rounded: Tensor | None
 
     def __call__(self, handles: Sequence[Handle]) -> None:
         """Reduce; the handles are those of the lent sources."""
-        transport, numel = self._transport, self._into.numel()
+        transport, numel = self.transport, self.into.numel()
         remote: dict[int, Handle] = {}
-        sources = [*self._sources]
-        for position, handle in zip(self._positions, handles, strict=True):
+        sources = [*self.sources]
+        for position, handle in zip(self.positions, handles, strict=True):
             near = transport.view(handle, sources[position].dtype)
             if near is None:
                 remote[position] = handle
             else:
                 sources[position] = near
-        step = _PIECE // self._into.itemsize
+        step = _PIECE // self.into.itemsize
         if numel <= step and not remote:
-            self._bind([self._into], sources, self._finished, self._rounded)()
+            self.bind([self.into], sources, self.finished, self.rounded)()
         else:
             for start in range(0, numel, step):
                 piece = slice(start, min(start + step, numel))
@@ -247,20 +249,20 @@ class _Borrower:
 
     def _reduce(self, piece: slice, sources: list[Tensor], remote: dict[int, Handle]) -> None:
         """Reduce a piece; what is remote is added as soon as it is read, while it is in cache."""
-        into = self._into[piece]
+        into = self.into[piece]
         chain: list[Tensor] = []  # to be added up
         for position, source in enumerate(sources):
             if position not in remote:
                 chain.append(source)
                 continue
             if len(chain) > 1:
-                self._bind([into], chain, None)()
+                self.bind([into], chain, None)()
                 chain = [into]
             copy = _scratch(len(chain), source.dtype)[: into.numel()]
-            self._transport.read(remote[position], piece.start, copy)
+            self.transport.read(remote[position], piece.start, copy)
             chain.append(copy)
-        rounded = None if self._rounded is None else self._rounded[piece]
-        self._bind([into], chain, self._finished, rounded)()
+        rounded = None if self.rounded is None else self.rounded[piece]
+        self.bind([into], chain, self.finished, rounded)()
 
 
 def _like(tensor: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
@@ -271,8 +273,8 @@ def _like(tensor: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
 
 def _apart(tensor: Tensor, memory: Tensor) -> int:
     """How many elements of memory to leave out, so that the rest is aligned as a tensor."""
-    at, start = (one.data_ptr() // one.itemsize for one in (tensor, memory))
-    return (at - start) % ALIGNMENT
+    begin, start = (each.data_ptr() // each.itemsize for each in (tensor, memory))
+    return (begin - start) % ALIGNMENT
 
 
 def drive(
@@ -303,3 +305,47 @@ def drive(
         else:
             item()
     return handles
+
+
+class Silent(AroundTransport):
+    """Sends nothing, and receives nothing."""
+
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make nothing ready."""
+        num_messages = len(receives) + len(sends)
+        return lambda mixed: [None] * num_messages
+
+    def wait(self, handle: Handle, timeout_s: float) -> None:
+        """Wait for nothing."""
+
+
+class _Unwatched:
+    wait: Wait | None = None
+
+
+def rehearse(
+    plan: Plan,
+    silent: Transport,
+    dtype: torch.dtype,
+    result_dtype: torch.dtype,
+    device: torch.device,
+    reduction: Reduction | None,
+    engine: Engine,
+) -> None:
+    """Do a plan's local work on zeros."""
+    starts = count(0, _ROOM)
+    regions = tuple(
+        Region(space, 0, start + offset % ALIGNMENT, min(numel, _MOST))
+        for start, (space, _, offset, numel) in zip(starts, plan.regions, strict=False)
+    )
+    numel = len(regions) * _ROOM
+    inputs, outputs = (torch.zeros(numel, dtype=dtype, device=device) for _ in range(2))
+    workspace = torch.zeros(numel + ALIGNMENT, dtype=dtype, device=device)
+    small = replace(plan, regions=regions, arriving_numel=numel, workspace_numel=numel)
+    memory = [inputs], [outputs], workspace
+    program = bind(small, *memory, silent, reduction=reduction, engine=engine)
+    drive(program, 0, silent.wait, math.inf, _Unwatched())
+    results = outputs.view(result_dtype) if reduction is None else reduction.decode(outputs)
+    torch.empty(numel, 2, dtype=results.dtype, device=device)[:, 0].copy_(results)  # with a stride

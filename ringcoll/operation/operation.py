@@ -30,11 +30,9 @@ from torch import Tensor
 from ringcoll.algorithms import Algorithm, find, passes_on_blocks, proved_schedule
 from ringcoll.cost import Choice, Rule, Table, choose, segment_count, under_rules
 from ringcoll.errors import ArgumentError
-from ringcoll.operation.executor import BoundInstruction, bind
-from ringcoll.operation.instructions import Wait
+from ringcoll.operation.executor import BoundInstruction, Silent, bind, rehearse
+from ringcoll.operation.instructions import Layout, Wait
 from ringcoll.operation.plan import Plan, compile_plan
-from ringcoll.operation.regions import Layout
-from ringcoll.operation.rehearsal import Silent, rehearse
 from ringcoll.operation.stage import Load, Stage
 from ringcoll.reduction import SERIAL_NUMEL
 from ringcoll.schedule import Contract, OperandOrder, Schedule
@@ -53,11 +51,11 @@ _UNUSED = 2  # a binding is, if all might have been used so often since its last
 class Request(NamedTuple):
     """All that the decision how to run a call depends on; it holds no tensor.
 
-    ``entry`` is what ``algorithm`` names; ``None`` if that is ``"auto"``. ``lengths`` are (block,
-    numel) of every block that this rank knows; ``packed`` are the numels of
-    the tensors that are laid end to end, if the vector is made of several; ``order`` is the order of
-    operands that the operator needs; ``operator_code`` says what a user's operator computes; ``rules`` are those
-    of the call, for the algorithm ``"auto"``; ``usual_segment_bytes`` are those of a pipelined algorithm if the
+    ``entry`` is what ``algorithm`` names; ``None`` for ``"auto"``. ``lengths`` are (block, numel)
+    of every block that this rank knows; ``packed`` are the numels of the tensors that are laid end
+    to end, if the vector is made of several; ``order`` is the order of operands that the operator
+    needs; ``operator_code`` says what a user's operator computes; ``rules`` are those of the call,
+    for the algorithm ``"auto"``; ``usual_segment_bytes`` are those of a pipelined algorithm if the
     call does not say them.
     """
 
@@ -121,8 +119,8 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     if entry is None:
         assert table is not None
         table = under_rules(table, request.rules)
-        about = collective, request.nbytes, world_size, table, request.order
-        choice = choose(*about, explained=False)
+        asked = collective, request.nbytes, world_size, table, request.order
+        choice = choose(*asked, explained=False)
         log_once(choice)
         entry = find(collective, choice.algorithm)
         request = request._replace(segment_bytes=request.segment_bytes or choice.segment_bytes)
@@ -137,10 +135,9 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
         operator=request.operator,
         rank=rank,
     )
-    length = dict(request.lengths)
-    is_equal = len(set(length.values())) == 1
-    is_free = is_equal or rules.common_lengths
-    if not is_free and needs_equal_blocks(entry):
+    numels = [numel for _, numel in request.lengths]
+    is_equal = len(set(numels)) == 1
+    if not (is_equal or rules.common_lengths) and needs_equal_blocks(entry):
         raise ArgumentError(
             f"{schedule.algorithm} {collective} needs blocks of equal length",
             rank=rank,
@@ -150,26 +147,24 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
         )
     segments, lengths = 1, "its own number of"
     if rules.common_lengths:
-        per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
-        longest = -(-max(length.values()) // per_block)
-        longest_nbytes = longest * request.wire_dtype.itemsize
+        longest = -(-max(numels) // rules.chunks_per_block(schedule.num_chunks, world_size))
         slice_bytes = 0 if table is None else table.parameters.slice_bytes
         wanted = request.segment_bytes, longest, request.usual_segment_bytes, slice_bytes
-        segments = segment_count(schedule, longest_nbytes, *wanted)
-        lengths = "+".join(map(str, length.values()))
-        if is_equal and len(length) > 1:
-            lengths = f"{max(length.values())} x {len(length)}"
-        lengths = "+".join(map(str, request.packed)) or lengths
-    operator = f"{request.operator} {request.operator_code}".rstrip()
-    words = [operator] if operator else []
-    words += [str(request.dtype), f"{lengths} elements"]
-    words += [f"root {root}"] if rules.rooted else []
-    words += [f"sent as {request.wire_dtype}"] if request.wire_dtype is not request.dtype else []
-    if request.work_dtype is not request.wire_dtype:
-        words += [f"computed in {request.work_dtype}"]
-    words += [f"algorithm {schedule.algorithm}{_version(entry, schedule)}"]
-    words += [f"{segments} segments"] if segments > 1 else []
-    description = f"{collective}({', '.join(words)})".replace("torch.", "")
+        segments = segment_count(schedule, longest * request.wire_dtype.itemsize, *wanted)
+        is_product = is_equal and len(numels) > 1 and not request.packed
+        lengths = "+".join(map(str, request.packed or numels))
+        lengths = f"{numels[0]} x {len(numels)}" if is_product else lengths
+    dtype, wire_dtype, work_dtype = request.dtype, request.wire_dtype, request.work_dtype
+    words = [
+        f"{request.operator} {request.operator_code}".rstrip(),
+        f"{dtype}, {lengths} elements",
+        f"root {root}" if rules.rooted else "",
+        f"sent as {wire_dtype}" if wire_dtype is not dtype else "",
+        f"computed in {work_dtype}" if work_dtype is not wire_dtype else "",
+        f"algorithm {schedule.algorithm}{_version(entry, schedule)}",
+        f"{segments} segments" if segments > 1 else "",
+    ]
+    description = f"{collective}({', '.join(filter(None, words))})".replace("torch.", "")
     layout = Layout(request.lengths, request.split_input, request.split_output, request.in_place)
     plan = compile_plan(schedule, rank, layout, segments, posts_early=request.posts_early)
     return Resolved(plan, description, zlib.crc32(description.encode()))
@@ -212,7 +207,8 @@ class Binding:
     """An operation that is bound to memory and to a transport.
 
     ``loads`` copy tensors in before the program runs, ``stores`` copy results out; ``wait`` is
-    `Transport.wait`, ``is_over`` is `Transport.is_over`; ``last_run`` is the number of the last run with this binding.
+    `Transport.wait`, ``is_over`` is `Transport.is_over`; ``last_run`` is the number of the last run
+    with this binding.
     """
 
     loads: Sequence[Load]
@@ -223,7 +219,7 @@ class Binding:
     last_run: int = 0
 
     def waits(self, handles: Sequence[Handle]) -> list[tuple[Wait, Callable[[], bool]]]:
-        """The waits of a run, in order, each with a function that says whether its message is over."""
+        """The waits of a run, in order, each with a function: whether its message is over."""
         return [
             (item, partial(self.is_over, handles[item.message]))
             for item in self.program
@@ -235,9 +231,10 @@ class Binding:
 class Words:
     """An operation in words: what is remembered of it when it is over.
 
-    ``lengths`` are the elements of each block, if only its two ends know its length: blocks are numbered
-    source * world_size + destination. It is ``None`` if the description has all lengths; the description is
-    ``None`` until the operation is resolved. ``request`` is that of an operation, for who asks why it ran so.
+    ``lengths`` are the elements of each block, if only its two ends know its length: blocks are
+    numbered source * world_size + destination. It is ``None`` if the description has all lengths;
+    the description is ``None`` until the operation is resolved. ``request`` is that of an
+    operation, for who asks why it ran so.
     """
 
     name: str
@@ -303,7 +300,7 @@ class Operation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it keeps: its objects and plan, as measured (`_OBJECTS_NBYTES`), and memory of short tensors."""
+        """Bytes that it keeps: its objects and plan, as measured, and memory of short tensors."""
         objects = _OBJECTS_NBYTES + _PEER_NBYTES * self.request.world_size
         plan = self.plan  # which another thread may take away
         if plan is not None:
@@ -313,7 +310,8 @@ class Operation:
     def check(self, *, sliced: bool) -> None:
         """Refuse a named algorithm that does not fit, before the ranks meet.
 
-        Where long messages may be cut into slices (``sliced``), the plan is made when the ranks have met.
+        Where long messages may be cut into slices (``sliced``), the plan is made when the ranks
+        have met.
         """
         resolved = resolve(self.request, None, None)
         entry = self.request.entry
@@ -392,8 +390,8 @@ class Operation:
         """Let go of bindings that are not used any more, before another one is made.
 
         A program that makes its tensors anew has them at other places now and then. What a binding
-        consists of may lie where the last tensor was, and move the next one: so a new binding has to take
-        the memory of an old one, or the heap would grow by a tensor a binding.
+        consists of may lie where the last tensor was, and move the next one: so a new binding has
+        to take the memory of an old one, or the heap would grow by a tensor a binding.
         """
         oldest = self._num_runs - _UNUSED * (len(self.bindings) + 1)
         self.bindings = {
@@ -413,8 +411,8 @@ class Operation:
         *,
         is_own: bool,
     ) -> Binding:
-        plan, request, engine = self.plan, self.request, self.stage.engine
-        reduction = self.stage.reduction
+        plan, request = self.plan, self.request
+        engine, reduction = self.stage.engine, self.stage.reduction
         assert plan is not None
         is_long = sum(self.stage.numels) > SERIAL_NUMEL
         if reduction is not None and is_crowded and is_long and self.device.type == "cpu":
@@ -425,21 +423,14 @@ class Operation:
         # The user's function is called for results only.
         is_users = reduction is not None and reduction.operator.user is not None
         if not (transport.waits_on_host or self._is_rehearsed or is_users):
-            silent = around(Silent(transport))
-            dtypes = request.work_dtype, request.dtype
-            rehearse(plan, silent, *dtypes, self.device, reduction, engine)
+            kinds = request.work_dtype, request.dtype, self.device
+            rehearse(plan, around(Silent(transport)), *kinds, reduction, engine)
             self._is_rehearsed = True
         transport = around(transport)
         flat = self.stage.bind(tensors, is_own=is_own)
-        program = bind(
-            plan,
-            flat.inputs,
-            flat.outputs,
-            workspace(plan.workspace_numel, request.work_dtype, self.device),
-            transport,
-            reduction=reduction,
-            engine=engine,
-        )
+        own = workspace(plan.workspace_numel, request.work_dtype, self.device)
+        memory = flat.inputs, flat.outputs, own
+        program = bind(plan, *memory, transport, reduction=reduction, engine=engine)
         return Binding(flat.loads, program, flat.stores, transport.wait, transport.is_over)
 
 

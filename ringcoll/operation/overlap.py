@@ -1,15 +1,17 @@
 """Whether elements of strided tensors share memory, decided from sizes and strides.
 
-Problem: the elements of a tensor lie at ``start + stride_0 x_0 + stride_1 x_1 + ...`` with ``0 <= x_i < size_i``. Two
-elements share memory if an equation with bounded unknowns has a solution: for elements of two tensors
+Problem: the elements of a tensor lie at ``start + stride_0 x_0 + stride_1 x_1 + ...`` with ``0 <=
+x_i < size_i``. Two elements share memory if an equation with bounded unknowns has a solution: for
+elements of two tensors
 
     a_0 x_0 + a_1 x_1 + ... - b_0 y_0 - b_1 y_1 - ... = distance of the starts,
 
-and for elements of one tensor the same with both sides its own, besides ``x = y``. With ``size - 1 - y`` in place of y all
-coefficients are positive. The largest coefficient comes first: what is left for the others bounds its unknown from
-both sides, and their greatest common divisor leaves one value of so many. Strides that are nested, as in all
-views of a matrix by slices, leave one or two values in all. In general the problem is NP-hard, so the work has
-a limit; beyond it each byte is marked, if the memory in question is not too long.
+and for elements of one tensor the same with both sides its own, besides ``x = y``. With ``size - 1
+- y`` in place of y all coefficients are positive. The largest coefficient comes first: what is left
+for the others bounds its unknown from both sides, and their greatest common divisor leaves one
+value of so many. Strides that are nested, as in all views of a matrix by slices, leave one or two
+values in all. In general the problem is NP-hard, so the work has a limit; beyond it each byte is
+marked, if the memory in question is not too long.
 
 Source: the same equation, with another search, is in NumPy's ``mem_overlap.c``.
 """
@@ -99,7 +101,7 @@ class _WorkError(Exception):
 
 
 def _solutions(terms: Iterable[tuple[int, int]], target: int, most: int) -> int:
-    """How many solutions ``sum(coefficient * x) = target`` has with ``0 <= x <= bound``, up to ``most``."""
+    """Solutions of ``sum(coefficient * x) = target`` with ``0 <= x <= bound``, up to ``most``."""
     bounds: dict[int, int] = {}
     for coefficient, bound in terms:
         bounds[coefficient] = bounds.get(coefficient, 0) + bound

@@ -1,25 +1,22 @@
 """Plans: a rank's part of a schedule, bound to lengths and segments.
 
-Problem: run a schedule with as little work as possible, without ever writing
-memory that is still being read. A plan is compiled once and cached; it is a flat
-list of instructions on numbered *regions* of memory, and holds offsets, never
-tensors.
+Problem: run a schedule with as little work as possible, without ever writing memory that is still
+being read. A plan is compiled once and cached; it is a flat list of instructions on numbered
+*regions* of memory, and holds offsets, never tensors.
 
-Segments run as a wavefront: with S segments, segment j does step w - j in wave
-w, and with it the steps behind it in which no rank sends. It needs nothing from the algorithm, as the segments are disjoint in every
-buffer. In each wave everything is posted, receives first, then local work is
-done, then messages are waited for in program order. Receives of the next wave are
-posted as well where their memory is free. Segments that fit a core's cache are
-*slices*: what has come is reduced in its wave, where it came if the transport lends
-it, and leaves with the next one.
+Segments run as a wavefront: with S segments, segment j does step w - j in wave w, and with it the
+steps behind it in which no rank sends. It needs nothing from the algorithm, as the segments are
+disjoint in every buffer. In each wave everything is posted, receives first, then local work is
+done, then messages are waited for in program order. Receives of the next wave are posted as well
+where their memory is free. Segments that fit a core's cache are *slices*: what has come is reduced
+in its wave, where it came if the transport lends it, and leaves with the next one.
 
 Two hazards are dealt with here, and nowhere else:
 
-- Transports read the user's memory in place, so memory is written only after the
-  sends that read it have completed (`_Compiler.guard`).
-- All reads of a step see the state before it. A write to something that another
-  operation of the step still has to read goes to staging memory first, and is
-  committed when the step is over.
+- Transports read the user's memory in place, so memory is written only after the sends that read it
+  have completed (`_Compiler.guard`).
+- All reads of a step see the state before it. A write to something that another operation of the
+  step still has to read goes to staging memory first, and is committed when the step is over.
 """
 
 from __future__ import annotations
@@ -30,9 +27,22 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from weakref import WeakValueDictionary
 
-from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wait
-from ringcoll.operation.loans import loans
-from ringcoll.operation.regions import ALIGNMENT, Layout, Memory, Region, Space, Supply, joined
+from ringcoll.operation.instructions import (
+    ALIGNMENT,
+    Combine,
+    Instruction,
+    Layout,
+    Memory,
+    Move,
+    Post,
+    Region,
+    Space,
+    Supply,
+    Wait,
+    departing,
+    joined,
+    loans,
+)
 from ringcoll.schedule import (
     Copy,
     Operation,
@@ -101,8 +111,8 @@ _MOST_SENDS = 32
 # Elements. Longer messages are not received early: to ask for them costs little beside moving
 # them, and the second staging area would cost memory.
 _MOST_EARLY = 1 << 16
-# Ranks. To find steps in which all of them do alike, each rank reads the programs of all: of so many, to find
-# steps that are local, and exchanges.
+# Ranks. To find steps in which all of them do alike, each rank reads the programs of all: of so
+# many, to find steps that are local, and exchanges.
 _MOST_LOCAL, _MOST_EXCHANGED = 64, 16
 
 
@@ -110,61 +120,40 @@ def _alike(
     schedule: Schedule, rank: int, steps: Sequence[Step], holds: Callable[[Step], bool]
 ) -> set[int]:
     """Numbers of a rank's steps for which something holds on all ranks, which all find alike."""
-    found = {number for number, step in enumerate(steps) if holds(step)}
+    alike = {number for number, step in enumerate(steps) if holds(step)}
     for peer in range(schedule.world_size):
-        if found and peer != rank:
+        if alike and peer != rank:
             others = list(schedule.steps(peer))
-            found = {n for n in found if holds(others[n] if n < len(others) else Step())}
-    return found
+            alike = {n for n in alike if holds(others[n] if n < len(others) else Step())}
+    return alike
 
 
 def _is_local(step: Step) -> bool:
     return not any(isinstance(operation, Send | Recv | RecvReduce) for operation in step)
 
 
+def _overlap(some: Iterable[Region], others: Sequence[Region]) -> bool:
+    return any(region.overlaps(other) for region in some for other in others)
+
+
 def _touched(operation: Operation) -> tuple[Ref, ...]:
     return (*operation.writes, *operation.reads)
 
 
-def _departing(instructions: Sequence[Instruction], regions: Sequence[Region]) -> frozenset[int]:
-    """Indices of the reductions whose totals are sent next; see `Plan`."""
-    departing: set[int] = set()
-    totals: dict[int, int] = {}  # from a total that nothing has touched to its instruction
-    for index, instruction in enumerate(instructions):
-        match instruction:
-            case Post(sends=sends):
-                departing.update(totals[view] for _, view, _ in sends if view in totals)
-                totals.clear()
-                continue
-            case Combine(into=into, sources=sources):
-                touched = {into, *sources}
-            case Move(into=target, source=source):
-                touched = {target, source}
-            case _:
-                continue
-        for total in tuple(totals):
-            if any(regions[total].overlaps(regions[view]) for view in touched):
-                del totals[total]
-        if isinstance(instruction, Combine):
-            totals[instruction.into] = index
-    return frozenset(departing)
-
-
-_Active = list[tuple[int, int, Step]]
-"""The steps of a wave: (segment, number of the step, step)."""
+_Active = list[tuple[int, int, Step]]  # steps of a wave: segment, number of the step, step
 
 
 @dataclass
 class _Arrival:
     """A receive that was posted, and the facts for the work on the message."""
 
-    message: int
     step: int
     operation: Recv | RecvReduce
     segment: int
     target: Region
-    staged: bool
-    deferred: bool
+    staged: bool = False
+    deferred: bool = False
+    message: int = 0
 
 
 class _Compiler:
@@ -175,8 +164,7 @@ class _Compiler:
         self.posts_early = posts_early
         self.memory = Memory(schedule, rank, layout, segments)
         self.drops_empty = len(layout.lengths) == 1 and layout.lengths[0][1] > 0
-        self.numbers: dict[Region, int] = {}
-        self.numbered: list[Region] = []
+        self.numbers: dict[Region, int] = {}  # in order
         self.instructions: list[Instruction] = []
         self.sends: list[tuple[Wait, Region]] = []  # in flight
         self.messages = 0
@@ -199,22 +187,20 @@ class _Compiler:
         for active, following in pairwise([*waves, []]):
             self.wave_starts.append(len(self.instructions))
             ahead = self.wave(active, ahead, following)
-        for wait, _ in self.sends:
-            self.instructions.append(wait)
+        self.instructions += [wait for wait, _ in self.sends]
         # All working memory is one tensor, in which the areas lie one after the other.
         staging = (self.staging, *self.early_areas)
         sizes = {(area.space, area.part): area.most for area in (*staging, self.packing)}
         sizes[Space.SCRATCH, 0] = self.memory.scratch_numel
         used = sum(sizes.values())
         starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
-        starts |= {
-            (Space.ARRIVING, area.part): starts[Space.STAGING, area.part] for area in staging
-        }
+        for area in staging:
+            starts[Space.ARRIVING, area.part] = starts[Space.STAGING, area.part]
         regions = tuple(
-            Region(space, 0, offset + starts[space, part], numel)
-            if (space, part) in starts
-            else Region(space, part, offset, numel)
-            for space, part, offset, numel in self.numbered
+            region._replace(part=0, offset=region.offset + starts[region[:2]])
+            if region[:2] in starts
+            else region
+            for region in self.numbers
         )
         arriving = [region for region in regions if region.space is Space.ARRIVING]
         return Plan(
@@ -225,15 +211,16 @@ class _Compiler:
             instructions=tuple(self.instructions),
             workspace_numel=used + ALIGNMENT if used else 0,
             arriving_numel=max((area.offset + area.numel for area in arriving), default=0),
-            departing=_departing(self.instructions, regions),
+            departing=departing(self.instructions, regions),
             waves=tuple(self.wave_starts),
         )
 
     def waves(self, steps: list[Step]) -> list[_Active]:
         """The waves in which this rank does anything.
 
-        In segments, steps in which no rank sends belong to the wave of the step before them: what has come is
-        reduced while it is in a cache, and before anything is posted, so that it may be lent.
+        In segments, steps in which no rank sends belong to the wave of the step before them: what
+        has come is reduced while it is in a cache, and before anything is posted, so that it may be
+        lent.
         """
         local: set[int] = set()
         if self.segments > 1 and self.schedule.world_size <= _MOST_LOCAL:
@@ -254,20 +241,14 @@ class _Compiler:
         return waves
 
     def number(self, region: Region) -> int:
-        number = self.numbers.setdefault(region, len(self.numbers))
-        if number == len(self.numbered):
-            self.numbered.append(region)
-        return number
+        return self.numbers.setdefault(region, len(self.numbers))
 
     def guard(self, written: Region) -> None:
         """Wait for the sends that still read a region which is about to be written."""
-        kept = []
-        for wait, region in self.sends:
-            if region.overlaps(written):
-                self.instructions.append(wait)
-            else:
-                kept.append((wait, region))
-        self.sends = kept
+        readers = [wait for wait, region in self.sends if region.overlaps(written)]
+        if readers:
+            self.instructions += readers
+            self.sends = [send for send in self.sends if not send[1].overlaps(written)]
 
     def move(self, into: Region, source: Region) -> None:
         if not into.numel or into == source:
@@ -298,8 +279,7 @@ class _Compiler:
         arrivals = dict(ahead)
         for position, (segment, number, step, source) in enumerate(self.receives(active)):
             if position not in ahead:
-                target, *how = self.receive(source, step, segment, self.staging)
-                arrivals[position] = _Arrival(0, number, source, segment, target, *how)
+                arrivals[position] = self.receive(source, number, step, segment, self.staging)
                 receives.append(arrivals[position])
         sends: list[tuple[Wait, Region]] = []
         for segment, number, step in active:
@@ -320,9 +300,8 @@ class _Compiler:
                     self.local(operation, step, segment)
         pending: dict[Region, Region] = {}
         for _, arrival in sorted(arrivals.items()):
-            self.instructions.append(
-                Wait(arrival.message, arrival.operation.peer, arrival.step, True)
-            )
+            peer = arrival.operation.peer
+            self.instructions.append(Wait(arrival.message, peer, arrival.step, True))
             self.arrived(arrival, pending)
         self.commit()
         for segment, number, _ in active:
@@ -344,16 +323,13 @@ class _Compiler:
     ) -> None:
         if not receives and not sends:
             return
-        self.instructions.append(
-            Post(
-                tuple(
-                    (item.operation.peer, self.number(item.target), item.target.numel)
-                    for item in receives
-                ),
-                tuple((wait.peer, self.number(region), region.numel) for wait, region in sends),
-                is_exchange and len(receives) == len(sends) == self.schedule.world_size - 1,
-            )
+        is_exchange = is_exchange and len(receives) == len(sends) == self.schedule.world_size - 1
+        incoming = tuple(
+            (arrival.operation.peer, self.number(arrival.target), arrival.target.numel)
+            for arrival in receives
         )
+        outgoing = tuple((wait.peer, self.number(region), region.numel) for wait, region in sends)
+        self.instructions.append(Post(incoming, outgoing, is_exchange))
         for arrival in receives:
             arrival.message = self.messages
             self.messages += 1
@@ -370,9 +346,9 @@ class _Compiler:
     def early(self, active: _Active, following: _Active) -> dict[int, _Arrival]:
         """Receives of the following wave that may be posted with this one.
 
-        A sender whose receive is posted does not have to ask for it. The messages arrive in
-        an area that this wave does not use, or at a place that this wave does not
-        touch and that no send still reads. Receives from one peer stay in order.
+        A sender whose receive is posted does not have to ask for it. The messages arrive in an area
+        that this wave does not use, or at a place that this wave does not touch and that no send
+        still reads. Receives from one peer stay in order.
         """
         touched = [
             self.memory.region(ref, segment)
@@ -388,16 +364,13 @@ class _Compiler:
         area = self.early_areas[0]
         area.used = 0
         for position, (segment, number, step, operation) in enumerate(self.receives(following)):
-            refs = operation.writes
-            places = self.regions(refs, segment)
-            direct = isinstance(operation, Recv) and any(
-                place.overlaps(region) for place in places for region in touched
-            )
-            if operation.peer in late or direct or self.numel(refs, segment) > _MOST_EARLY:
+            places = self.regions(operation.writes, segment)
+            is_direct = isinstance(operation, Recv) and _overlap(places, touched)
+            is_long = self.numel(operation.writes, segment) > _MOST_EARLY
+            if operation.peer in late or is_direct or is_long:
                 late.add(operation.peer)
                 continue
-            target, *how = self.receive(operation, step, segment, area)
-            early[position] = _Arrival(0, number, operation, segment, target, *how)
+            early[position] = self.receive(operation, number, step, segment, area)
         return early
 
     def regions(self, refs: Iterable[Ref], segment: int) -> list[Region]:
@@ -416,9 +389,10 @@ class _Compiler:
         return whole
 
     def receive(
-        self, operation: Recv | RecvReduce, step: Step, segment: int, area: Supply
-    ) -> tuple[Region, bool, bool]:
-        """Decide where a message arrives: (target, staged, deferred)."""
+        self, operation: Recv | RecvReduce, number: int, step: Step, segment: int, area: Supply
+    ) -> _Arrival:
+        """Decide where a message arrives."""
+        arrival = partial(_Arrival, number, operation, segment)
         if isinstance(operation, RecvReduce):
             deferred = self.read_later(operation, operation.into, step, segment)
             deferred = deferred or self.reads_itself(operation, segment)
@@ -426,27 +400,23 @@ class _Compiler:
             target = area.take(self.numel(operation.into, segment), local)
             if len(operation.into) == 1 and not deferred:
                 target = target._replace(space=Space.ARRIVING)
-            return target, True, deferred
+            return arrival(target, True, deferred)
         pieces = self.regions(operation.refs, segment)
         # The message may arrive at any time, so no operation of the step may read its place.
-        read = any(
-            piece.overlaps(region)
-            for other in step
-            for region in self.reads(other, operation, segment)
-            for piece in pieces
-        )
-        if len(pieces) == 1 and not read:
+        is_read = any(_overlap(pieces, self.reads(other, operation, segment)) for other in step)
+        if len(pieces) == 1 and not is_read:
             self.guard(pieces[0])
-            return pieces[0], False, False
+            return arrival(pieces[0])
         deferred = self.read_later(operation, operation.refs, step, segment)
-        return area.take(sum(piece.numel for piece in pieces), pieces[0]), True, deferred
+        target = area.take(sum(piece.numel for piece in pieces), pieces[0])
+        return arrival(target, True, deferred)
 
     def carries(self, operation: Send | Recv | RecvReduce, segment: int) -> bool:
         """Whether a message is sent at all.
 
-        If a vector has fewer elements than chunks, messages of empty chunks are
-        left out, at both ends alike. Messages of empty blocks are kept, and all messages of an
-        empty vector: otherwise nobody would notice that ranks disagree on a length.
+        If a vector has fewer elements than chunks, messages of empty chunks are left out, at both
+        ends alike. Messages of empty blocks are kept, and all messages of an empty vector:
+        otherwise nobody would notice that ranks disagree on a length.
         """
         refs = operation.writes or operation.reads
         return not self.drops_empty or self.numel(refs, segment) > 0
@@ -457,18 +427,15 @@ class _Compiler:
     def read_later(self, writer: Operation, into: Iterable[Ref], step: Step, segment: int) -> bool:
         """Whether a later operation of the step reads what this operation writes.
 
-        Local work is done first, then messages in program order. Sends do not
-        count here: `guard` waits for them.
+        Local work is done first, then messages in program order. Sends do not count here: `guard`
+        waits for them.
         """
         targets = [self.memory.region(ref, segment) for ref in into]
         order = sorted(step, key=lambda operation: isinstance(operation, Recv | RecvReduce))
         done = next(index for index, operation in enumerate(order) if operation is writer)
         return any(
-            region.overlaps(target)
+            not isinstance(other, Send) and _overlap(self.reads(other, writer, segment), targets)
             for other in order[done + 1 :]
-            if not isinstance(other, Send)
-            for region in self.reads(other, writer, segment)
-            for target in targets
         )
 
     def reads_itself(self, operation: RecvReduce, segment: int) -> bool:
@@ -476,7 +443,7 @@ class _Compiler:
         written: list[Region] = []
         for target, operand in zip(operation.into, operation.local, strict=True):
             local = self.memory.region(operand, segment)
-            if target.place != operand.place and any(local.overlaps(other) for other in written):
+            if target.place != operand.place and _overlap([local], written):
                 return True
             written.append(self.memory.region(target, segment))
         return False
@@ -495,9 +462,7 @@ class _Compiler:
         deferred = self.read_later(operation, (operation.into,), step, segment)
         if isinstance(operation, Copy):
             source = self.memory.region(operation.source, segment)
-            if into == source:
-                return
-            if deferred:
+            if deferred and into != source:
                 staged = self.staging.take(into.numel, source)
                 self.move(staged, source)
                 self.commits.append((into, staged))
@@ -562,7 +527,8 @@ class _Compiler:
         return result
 
 
-# The groups of a program mostly begin with the same calls. A plan is kept as long as a group keeps it.
+# The groups of a program mostly begin with the same calls. A plan is kept as long as a group keeps
+# it.
 _known: WeakValueDictionary[tuple[object, ...], Plan] = WeakValueDictionary()
 
 
@@ -578,8 +544,8 @@ def compile_plan(
     segments
         Number of segments that each chunk is cut into, at least 1.
     posts_early
-        Whether receives may be posted a wave before their sends. On a transport
-        that matches by order alone they may not: there a wave is one group.
+        Whether receives may be posted a wave before their sends. On a transport that matches by
+        order alone they may not: there a wave is one group.
 
     Raises
     ------

@@ -91,7 +91,7 @@ class Stage:
         )
 
     def bind(self, tensors: Sequence[Tensor], *, is_own: bool) -> Flat:
-        """Make the flat tensors; if ``is_own``, all in new memory, which serves other tensors, too."""
+        """Make the flat tensors; if ``is_own``, all in new memory, which serves other tensors."""
         flat = Flat([], [], [], [])
         for numbers in self.inputs:
             if self._is_used_in_place(numbers, is_own) and not self.scales:

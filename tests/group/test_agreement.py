@@ -26,9 +26,9 @@ from ringcoll.errors import (
     TransportError,
     TuningFileError,
 )
-from ringcoll.group import Communicator
-from ringcoll.group import agreement as measured
-from ringcoll.group.agreement import agree, measure
+from ringcoll.group import Communicator, agreement, message_costs
+from ringcoll.group.agreement import agree
+from ringcoll.group.message_costs import measure
 from ringcoll.machine import Tuned, settings, update
 from ringcoll.reduction import resolve
 from ringcoll.schedule import OperandOrder
@@ -44,7 +44,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ALGORITHM", "DEBUG", "TRANSPORT"):
         monkeypatch.delenv(f"RINGCOLL_{name}", raising=False)
     monkeypatch.setenv("RINGCOLL_TUNING", "off")
-    monkeypatch.setattr(measured, "_measured", {})
+    monkeypatch.setattr(agreement, "_measured", {})
 
 
 def table(world_size: int, **more: Any) -> Table:
@@ -80,7 +80,7 @@ def test_what_other_ranks_measure_does_not_count(monkeypatch: pytest.MonkeyPatch
         values = dict.fromkeys(found.__slots__, 10.0 ** (-(3 + transport.rank)))
         return Parameters(**values)
 
-    monkeypatch.setattr(measured, "measure", odd)
+    monkeypatch.setattr(agreement, "measure", odd)
     found = on_ranks(4, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
     assert {one.parameters.alpha_s for one in found} == {1e-3}
 
@@ -92,7 +92,7 @@ def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(transport.rank)
         return measure(transport, timeout_s, **more)
 
-    monkeypatch.setattr(measured, "measure", counted)
+    monkeypatch.setattr(agreement, "measure", counted)
     first = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
     second = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
     assert sorted(calls) == [0, 1, 2]
@@ -169,8 +169,8 @@ def test_ranks_that_share_cores_add_as_much_slower(
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """CPU tensors are taken for CUDA tensors; returns how often streams were waited for."""
     settled: list[str] = []
-    monkeypatch.setattr(measured, "_is_gpu", lambda device: True)
-    monkeypatch.setattr(measured, "settle", lambda devices: settled.extend(map(str, devices)))
+    monkeypatch.setattr(agreement, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(agreement, "settle", lambda devices: settled.extend(map(str, devices)))
     return settled
 
 
@@ -190,9 +190,9 @@ def test_on_a_gpu_no_message_is_read_while_time_runs(
         assert not getattr(running, "now", False)
         return read(exchange)
 
-    time_of, read = measured._timed, measured._Exchange.hear
-    monkeypatch.setattr(measured, "_timed", timed)
-    monkeypatch.setattr(measured._Exchange, "hear", hear)
+    time_of, read = message_costs._timed, message_costs._Exchange.hear
+    monkeypatch.setattr(message_costs, "_timed", timed)
+    monkeypatch.setattr(message_costs._Exchange, "hear", hear)
     for world_size in (2, 3):
         gpu.clear()
         found = on_ranks(world_size, lambda rank, t, s: measure(t, 30.0))
@@ -200,14 +200,14 @@ def test_on_a_gpu_no_message_is_read_while_time_runs(
         assert 0 < found[0].alpha_s <= found[0].crowded_alpha_s < 1
         round_trips, shifts = 3 * 3, 2 * 3
         steps = 2 * 2 * round_trips + world_size * shifts
-        assert len(gpu) >= steps + 2 * world_size * measured._ADDITIONS
+        assert len(gpu) >= steps + 2 * world_size * message_costs._ADDITIONS
 
 
 def test_how_costs_of_a_gpu_are_made_of_times(
     gpu: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An addition takes the launch and its bytes; half of the ranks' additions are disturbed."""
-    short, long = measured._ADDED, measured._ADDED_ON_GPU
+    short, long = message_costs._ADDED, message_costs._ADDED_ON_GPU
     numbers = iter(range(10_000))
 
     def timed(function: Callable[[], object]) -> float:
@@ -220,8 +220,8 @@ def test_how_costs_of_a_gpu_are_made_of_times(
         slower = 1.0 if next(numbers) % 4 == 0 else 2.0
         return 1e-5 if nbytes == short else 1e-5 + slower * 1e-9 * (long - short)
 
-    monkeypatch.setattr(measured, "_timed", timed)
-    found = measured._adding(torch.device("cpu"), 3.0)
+    monkeypatch.setattr(message_costs, "_timed", timed)
+    found = message_costs._adding(torch.device("cpu"), 3.0)
     assert found == pytest.approx((1e-9, 2e-9))
     (costs, *_) = on_ranks(2, lambda rank, t, s: measure(t, 30.0))
     assert costs.alpha_s == 2e-4
@@ -242,7 +242,7 @@ def test_what_was_measured_for_one_kind_of_device_is_not_used_for_another(
         devices.append(str(more.pop("device")))
         return measure(transport, timeout_s, **more)
 
-    monkeypatch.setattr(measured, "measure", noted)
+    monkeypatch.setattr(agreement, "measure", noted)
     for device in (torch.device("cuda", 0), None, torch.device("cuda", 0)):
         kind = "cpu" if device is None else "cuda"
         for found in on_ranks(2, partial(agreed_on, device)):
@@ -267,7 +267,7 @@ def test_how_costs_are_made_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
             return 4e-4
         return 1e-3 if next(seconds) % 8 == 7 else 5e-4
 
-    monkeypatch.setattr(measured, "_timed", timed)
+    monkeypatch.setattr(message_costs, "_timed", timed)
     (found, *_) = on_ranks(2, lambda rank, t, s: measure(t, 30.0))
     assert found.alpha_s == 2e-4
     assert found.crowded_alpha_s == 5e-4
@@ -286,8 +286,8 @@ def test_each_further_message_costs_its_part_of_what_several_take_longer(
     def crowded_s(exchange: Any, distances: Any, nbytes: int, most: int, number: int = 1) -> float:
         return 3e-4 + (number - 1) * crowded_further_s
 
-    monkeypatch.setattr(measured, "_message_s", message_s)
-    monkeypatch.setattr(measured, "_crowded_s", crowded_s)
+    monkeypatch.setattr(agreement, "_message_s", message_s)
+    monkeypatch.setattr(agreement, "_crowded_s", crowded_s)
     cases = ((2e-3, overhead_s), (4e-6, min(overhead_s, 4e-6 / 1.5)))
     for crowded_further_s, expected_s in cases:  # noqa: B007  # read above
         (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0, cores=2))
@@ -304,14 +304,14 @@ def test_a_byte_costs_its_part_of_what_long_messages_take_longer(
     def crowded_s(exchange: Any, distances: Any, nbytes: int, most: int, number: int = 1) -> float:
         return 5e-4 if nbytes == 8 else 5e-4 + 4e-9 * nbytes * number
 
-    monkeypatch.setattr(measured, "_message_s", message_s)
-    monkeypatch.setattr(measured, "_crowded_s", crowded_s)
-    monkeypatch.setattr(measured, "_adding", lambda device, crowd: (1e-10, 2e-10))
+    monkeypatch.setattr(agreement, "_message_s", message_s)
+    monkeypatch.setattr(agreement, "_crowded_s", crowded_s)
+    monkeypatch.setattr(agreement, "_adding", lambda device, crowd: (1e-10, 2e-10))
     (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
     assert found.beta_s_per_byte == pytest.approx(1e-9)
     assert found.crowded_beta_s_per_byte == pytest.approx(4e-9)
     assert (found.gamma_s_per_byte, found.crowded_gamma_s_per_byte) == (1e-10, 2e-10)
-    monkeypatch.setattr(measured, "_adding", lambda device, crowd: (2e-9, 5e-9))
+    monkeypatch.setattr(agreement, "_adding", lambda device, crowd: (2e-9, 5e-9))
     (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
     assert found.beta_s_per_byte == 2e-9, "a message reads and writes each byte, as adding does"
     assert found.crowded_beta_s_per_byte == pytest.approx(4e-9)
@@ -335,7 +335,7 @@ def test_the_quicker_way_of_a_long_message(
         is_read = exchange.transport.direct_from <= nbytes
         return 1e-4 if is_read == (nbytes >> 10 in kibibytes) else 2e-4
 
-    monkeypatch.setattr(measured, "_swap_s", swap_s)
+    monkeypatch.setattr(agreement, "_swap_s", swap_s)
     found = on_ranks(3, lambda rank, t, s: measure(TwoWays(t.hub, rank), 30.0))
     never = 512 not in kibibytes  # a byte more than the longest that was copied sooner
     assert {one.direct_from for one in found} == {(expected << 10) + never}
@@ -368,7 +368,7 @@ def test_slices_are_as_long_as_is_quickest(
         of_slices = {2 << 20: whole_s, 512 << 10: 1.0, 256 << 10: half_s}.get(nbytes, 1.0)
         return 1.0 / of_slices if exchange.rank else of_slices
 
-    monkeypatch.setattr(measured, "_swap_s", swap_s)
+    monkeypatch.setattr(agreement, "_swap_s", swap_s)
     found = on_ranks(3, lambda rank, t, s: measure(InSlices(t.hub, rank), 30.0))
     assert {one.slice_bytes for one in found} == {expected << 10}
     for costs in found:
@@ -468,7 +468,7 @@ def test_a_file_is_used_and_nothing_measured(
     own = replace(table(3, tuned=parse_rules("all_reduce:*:direct:k=3")), transport="local")
     update(path, Tuned.now(own))
     monkeypatch.setenv("RINGCOLL_TUNING", str(path))
-    monkeypatch.setattr(measured, "measure", None)
+    monkeypatch.setattr(agreement, "measure", None)
     found = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
     assert {one.source for one in found} == {str(path)}
     assert choose("all_reduce", 1 << 26, 3, found[2]).algorithm == "direct"

@@ -15,7 +15,7 @@ import ringcoll
 from ringcoll.collectives import communicator
 from ringcoll.errors import PeerLostError, RingcollError, ScheduleError
 from ringcoll.group import Communicator
-from ringcoll.group.refitting import Refits
+from ringcoll.group.agreement import Refits
 from ringcoll.launch import LocalGroup
 from ringcoll.simulation import topology_from_text
 from tests.cases.effort import effort

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 from ringcoll.algorithms import Algorithm, schedule_of
 from ringcoll.operation import Layout, Wait, compile_plan
 from ringcoll.operation.executor import Posting, _apart, _Borrower, bind, drive
-from ringcoll.operation.regions import ALIGNMENT
+from ringcoll.operation.instructions import ALIGNMENT
 from ringcoll.reduction import TORCH, Reduction, resolve
 from ringcoll.schedule import Proof, Schedule, contract, verify
 from ringcoll.testing import Expected, bits, inputs, mismatch
@@ -383,9 +383,8 @@ def test_lent_messages_are_read_piece_by_piece(remote: tuple[int, ...]):
     )
     own = [torch.empty(0) if place in remote else source for place, source in enumerate(sources)]
     into = torch.empty(numel)
-    borrower = _Borrower(
-        lender, remote, resolve("sum", torch.float32), TORCH, into, own, None, None
-    )
+    add = partial(TORCH.bind, resolve("sum", torch.float32))
+    borrower = _Borrower(lender, remote, add, into, own, None, None)
     borrower([sources[place] for place in remote])
     assert torch.equal(into, sources[0] + sources[1] + sources[2])
     assert max(sizes) * into.itemsize <= 1 << 20

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from ringcoll.operation import Combine, Move, Post, Region, Space, Wait
-from ringcoll.operation.instructions import Instruction
-from ringcoll.operation.loans import loans
+from ringcoll.operation.instructions import Instruction, loans
 
 PEER, NUMEL = 1, 10
 OUTPUT, INPUT, LAST, WITHIN_LAST, SCRATCH, ARRIVING = 20, 21, 22, 23, 24, 25

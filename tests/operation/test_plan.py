@@ -23,8 +23,7 @@ from ringcoll.errors import TransportError
 from ringcoll.operation import Layout, Region
 from ringcoll.operation import plan as plan_module
 from ringcoll.operation.executor import bind
-from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wait
-from ringcoll.operation.loans import loans
+from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wait, loans
 from ringcoll.operation.plan import _Compiler, compile_plan
 from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.schedule import Buffer, Copy, Schedule, Step, contract, inp, out, recv, send
@@ -343,7 +342,7 @@ def test_totals_that_are_rounded_too_early_fail(monkeypatch: pytest.MonkeyPatch)
         found = (i for i, one in enumerate(instructions) if isinstance(one, Combine))
         return frozenset(found)
 
-    monkeypatch.setattr("ringcoll.operation.plan._departing", all_of_them)
+    monkeypatch.setattr("ringcoll.operation.plan.departing", all_of_them)
     assert fails_somewhere(300, torch.int32)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ScheduleError
-from ringcoll.operation.regions import ALIGNMENT, Layout, Memory, Region, Space, Supply, joined
+from ringcoll.operation.instructions import ALIGNMENT, Layout, Memory, Region, Space, Supply, joined
 from ringcoll.schedule import inp, out, tmp
 
 IN, OUT = Space.INPUT, Space.OUTPUT

@@ -1,26 +1,30 @@
-"""The algorithm for which ``"auto"`` stands, the alternatives, and the reason."""
+"""What a group's algorithms are chosen by: explained, measured, and fitted to its network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from ringcoll.algorithms import find, required
-from ringcoll.collectives.functions import ReduceOptions
-from ringcoll.collectives.groups import as_group, communicator, members_of
+from ringcoll.collectives.functions import ReduceOptions, barrier
+from ringcoll.collectives.groups import as_group, communicator, members_of, refused
 from ringcoll.cost import Choice, Prediction, Table, built_in, choose, segment_bytes_of, under_rules
-from ringcoll.errors import ArgumentError
-from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, settings, tuning
+from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, seconds_of, settings, tuning
 from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule import OperandOrder, Schedule, contract
 from ringcoll.transport import costs_of, names
 
+if TYPE_CHECKING:
+    from ringcoll.simulation import Measurements, Topology
+
 _RECENT = 1024  # operations among which the last one of a collective is looked for
+_LIMIT_S = 10.0  # of a message when the network is measured
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,7 @@ class Explanation:
         return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
-        choice = self.choice
-        table = choice.table
+        choice, table = self.choice, self.choice.table
         hosts = f"{table.hosts} host{'s' if table.hosts > 1 else ''}"
         lines = [
             f"{choice.collective} of {choice.nbytes} bytes on {choice.world_size} ranks, "
@@ -65,25 +68,22 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _columns(choice: Choice) -> Iterator[str]:
-    rows: list[tuple[str, ...]]
-    rows = [("", "algorithm", "segments", "waits", "predicted us", "path us", "together us")]
-    rows += [_row(choice, prediction) for prediction in choice.predictions]
+def _columns(choice: Choice) -> list[str]:
+    titles = ("", "algorithm", "segments", "waits", "predicted us", "path us", "together us")
+    rows = [titles, *(_row(choice, prediction) for prediction in choice.predictions)]
     if choice.predicted is None:
         rows.append(("*", choice.algorithm, "", "", "-", "-", "-"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        yield "  ".join(cells).rstrip()
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = zip("<<>>>>>", widths, strict=True)
+    line = "  ".join(f"{{:{side}{width}}}" for side, width in cells)
+    return [line.format(*row).rstrip() for row in rows]
 
 
 def _row(choice: Choice, prediction: Prediction) -> tuple[str, ...]:
-    times = (prediction.seconds, prediction.path_s, prediction.crowded_s)
     mark = "*" if prediction.algorithm == choice.algorithm else ""
-    numbers = (f"{seconds * 1e6:.1f}" for seconds in times)
     counts = str(prediction.num_segments), str(prediction.num_waits)
-    return (mark, prediction.algorithm, *counts, *numbers)
+    times = prediction.seconds, prediction.path_s, prediction.crowded_s
+    return mark, prediction.algorithm, *counts, *(f"{seconds * 1e6:.1f}" for seconds in times)
 
 
 def explain(
@@ -112,8 +112,8 @@ def explain(
     op
         Reduction operator; by default a sum.
     **options
-        ``algorithm``, ``segment_bytes``, ``wire_dtype`` and ``reproducible`` as for the collectives; they
-        come before those of the group. Tensors are of float32 if ``data`` is a number.
+        ``algorithm``, ``segment_bytes``, ``wire_dtype``, ``reproducible`` as for the collectives;
+        they come before those of the group. Tensors are of float32 if ``data`` is a number.
 
     Raises
     ------
@@ -143,9 +143,8 @@ def explain(
     if rules.reduces and not rules.at_least_once:
         wire_dtype, reproducible = asked.get("wire_dtype"), asked.get("reproducible", False)
         if isinstance(data, Tensor) or wire_dtype is not None or reproducible:
-            reduction = resolve(
-                "sum" if op is None else op, dtype, wire_dtype=wire_dtype, rank=member.rank
-            )
+            op = "sum" if op is None else op
+            reduction = resolve(op, dtype, wire_dtype=wire_dtype, rank=member.rank)
             reduction = reproduced(reduction, reproducible, world_size=world_size, device=device)
             order = reduction.order
             nbytes = nbytes // dtype.itemsize * reduction.wire_dtype.itemsize
@@ -194,21 +193,14 @@ def _last(collective: str, group: Any) -> Explanation:
                 choice = _asked_for(choice, *asked, "it was asked for")
             note = f"Call {number + 1} of the group was {words.description}."
             return Explanation(choice, (note,))
-    raise ArgumentError(
-        "nothing to explain",
-        rank=own.rank(),
-        argument="data",
-        expected="bytes, or a tensor",
-        got=f"'last', and no {collective} has run in the group",
-    )
+    got = f"'last', and no {collective} has run in the group"
+    raise refused("nothing to explain", "data", "bytes, or a tensor", got, own.rank())
 
 
 def _nbytes(data: object) -> int:
     nbytes: Any = data.numel() * data.element_size() if isinstance(data, Tensor) else data
     if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
-        raise ArgumentError(
-            "not a size", argument="data", expected='bytes, a tensor, or "last"', got=repr(data)
-        )
+        raise refused("not a size", "data", 'bytes, a tensor, or "last"', repr(data))
     return nbytes
 
 
@@ -251,3 +243,105 @@ def _expected_table(
         if transport in names("cpu"):
             notes = ("The costs are built in; a group measures its own when it is first used.",)
     return replace(table, forced=forced), notes
+
+
+def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
+    """What `probe` measures, as numbers of pairs of ranks."""
+    from ringcoll.group import probe as measure  # not above: every program imports this module
+
+    budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
+    barrier(group)  # ranks may come as late as to any operation
+    in_turn = partial(member.in_turn, name="probe")
+    limit_s = min(_LIMIT_S, member.timeout_s)
+    between_ranks = measure(member.transport, budget_s, limit_s, in_turn)
+    assert member.table is not None
+    return replace(between_ranks, rank_costs=member.table.parameters.of_rank)
+
+
+def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
+    """Measure the network between a group's ranks: hosts, their cards, and the switches between.
+
+    All ranks of the group call this; each gets the same topology. The messages are those of the
+    group's transport for CPU tensors. Nothing else should run on these hosts meanwhile.
+
+    Parameters
+    ----------
+    group
+        As for `ringcoll.all_reduce`.
+    budget_s
+        Seconds to spend; hundreds of hosts take longer.
+
+    Returns
+    -------
+    Topology
+        The network as `ringcoll.simulate` takes it; `ringcoll.simulation.topology_text` writes it.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Nothing came from a rank to another; the message names both.
+    PeerLostError
+        A rank was lost.
+
+    Examples
+    --------
+    >>> import ringcoll
+    >>> network = ringcoll.run_threads(lambda group: ringcoll.probe(group, 0.5), 2)[0]
+    >>> [link.name for link in network.links]
+    ['0 -> host0', 'host0 -> 0', '1 -> host0', 'host0 -> 1']
+    """
+    from ringcoll.simulation import topology_of
+
+    return topology_of(measurements(group, budget_s))
+
+
+def refit(group: Any = None, uses: Iterable[tuple[str, int]] = (), budget_s: float = 3.0) -> str:
+    """Measure the network of a group, fit algorithms to it, and use them from the next call on.
+
+    All ranks of the group call this. Rank 0 fits and proves (`ringcoll.search.fit`), and publishes.
+    With ``Options(refit=True)`` a group does this by itself when its operations have become slow.
+
+    Parameters
+    ----------
+    group
+        As for `ringcoll.all_reduce`.
+    uses
+        Collectives and bytes of their whole data to fit, at three sizes at most each; by default
+        those of the group's operations so far. A fit of other collectives is dropped, as it was to
+        another network.
+    budget_s
+        Seconds that the measurement is to take.
+
+    Returns
+    -------
+    str
+        What was fitted and why, a line a rule; empty if nothing is faster than the registered
+        algorithms in rank order.
+
+    Raises
+    ------
+    ScheduleError, ArgumentError
+        There is no such collective, or bytes are no whole number above 0.
+    CollectiveTimeoutError, PeerLostError
+        A rank did not take part, or was lost.
+
+    Examples
+    --------
+    >>> import ringcoll
+    >>> uses = [("all_reduce", 1 << 20)]
+    >>> words = ringcoll.run_threads(lambda group: ringcoll.refit(group, uses, 0.5), 2)
+    >>> words[0] == words[1]
+    True
+    """
+    uses, budget_s = [*uses], seconds_of(budget_s, "budget_s")
+    for collective, nbytes in uses:
+        contract(collective)
+        if type(nbytes) is not int or nbytes < 1:
+            raise refused("not a size", "uses", "bytes, at least 1", repr(nbytes))
+    barrier(group)  # ranks may come as late as to any operation
+    member = communicator(group, torch.device("cpu"))
+    member.in_turn(lambda: member.refit(member.timeout_s, uses, budget_s), "refit")
+    assert member.table is not None
+    fit = member.table.fit
+    rows = zip(fit.rules, fit.reasons, strict=True) if fit else ()
+    return "\n".join(f"{rule}: {reason}" for rule, reason in rows)
