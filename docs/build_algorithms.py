@@ -118,7 +118,7 @@ FRONT_CALL = "pareto all_reduce -k 24 --ports 1"
 DISTANCE = """\
 `ringcoll verify` prints for each algorithm all three as multiples of their bounds, and `ringcoll show` those
 of one. In a program, `ringcoll.cost.counts.distance` computes them from a proof, and
-`ringcoll.cost.dominance.dominators` the front from costs."""
+`ringcoll.cost.counts.dominators` the front from costs."""
 
 
 def paragraphs(text: str) -> list[str]:

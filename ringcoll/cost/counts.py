@@ -1,4 +1,6 @@
-"""Lower bounds on the cost of a collective, and the cost of schedules in segments.
+"""The costs of a link between two ranks: the numbers that all cost models share.
+
+Lower bounds on the cost of a collective, and the cost of schedules in segments.
 
 Problem: compare algorithms before they run, with each other and with the best
 that is possible.
@@ -34,20 +36,83 @@ For a prefix, rank 0's vector has to go to all; k - 1 results are sums, or k - 2
 Sources: E. Chan, M. Heimlich, A. Purkayastha and R. van de Geijn, "Collective
 communication: theory, practice, and experience", Concurrency and Computation 19
 (2007); P. Patarasuk and X. Yuan, J. Parallel Distrib. Comput. 69 (2009).
+
+The Pareto front: the algorithms that no other algorithm beats in every way.
+
+Problem: rounds, traffic and reduced data pull in different directions, and what they cost depends
+on the machine and on the size of the data. An algorithm *dominates* another if it costs no more in
+each of the three, and less in at least one: then it is the faster of the two wherever alpha, beta
+and gamma are what counts. The front is what no algorithm dominates.
+
+The cost of a schedule in sentences.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
-from ringcoll.cost.link_costs import LinkCosts
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import Counts, Proof, Schedule, Send, Step, chunks_of_data, contract, count
+
+
+class LinkCosts(NamedTuple):
+    """The costs of a message, of a byte on its way and of a reduced byte.
+
+    Parameters
+    ----------
+    alpha_s
+        Seconds that a message takes, however short.
+    beta_s_per_byte
+        Seconds that a byte takes on a link.
+    gamma_s_per_byte
+        Seconds that a rank needs to reduce a byte with another.
+    overhead_s
+        Seconds for each further message that a rank posts in the same step.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float = 0.0
+    overhead_s: float = 0.0
+
+    def seconds(
+        self,
+        nbytes: float,
+        rounds: float,
+        traffic: Fraction | float,
+        reduced: Fraction | float = 0.0,
+        further: float = 0.0,
+    ) -> float:
+        """``rounds * alpha + further * overhead + (traffic * beta + reduced * gamma) * nbytes``.
+
+        The source is R. Hockney's model, "The communication challenge for MPP",
+        Parallel Computing 20 (1994), with gamma as R. Thakur et al. add it.
+
+        Parameters
+        ----------
+        nbytes
+            Size n of the whole data.
+        rounds, traffic, reduced
+            The terms of `ringcoll.schedule.counting.Counts`.
+        further
+            Messages that a rank posts in a step after its first.
+
+        Examples
+        --------
+        >>> from ringcoll.algorithms import find
+        >>> link = LinkCosts(alpha_s=5e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=2e-10)
+        >>> round(link.seconds(8_000_000, *find("all_reduce", "ring").counts(8)), 6)
+        0.01547
+        """
+        messages_s = rounds * self.alpha_s + further * self.overhead_s
+        return messages_s + nbytes * (
+            traffic * self.beta_s_per_byte + reduced * self.gamma_s_per_byte
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,3 +391,102 @@ def _within(running: list[int], first: int, last: int) -> int:
     """Chunks in the steps from first to before last; a rank may have ended earlier."""
     end = len(running) - 1
     return running[min(last, end)] - running[min(first, end)]
+
+
+def dominates(first: Counts, second: Counts) -> bool:
+    """Whether the first cost is nowhere above the second, and somewhere below.
+
+    >>> from fractions import Fraction
+    >>> cheap, dear = Counts(3, Fraction(2), Fraction(1)), Counts(3, Fraction(3), Fraction(1))
+    >>> dominates(cheap, dear), dominates(dear, cheap), dominates(cheap, cheap)
+    (True, False, False)
+    """
+    return (
+        first != second
+        and first.rounds <= second.rounds
+        and first.traffic <= second.traffic
+        and first.reduced <= second.reduced
+    )
+
+
+def dominators(costs: Mapping[str, Counts]) -> dict[str, tuple[str, ...]]:
+    """Find the algorithms that dominate each algorithm.
+
+    Parameters
+    ----------
+    costs
+        Cost of each algorithm, by its name, all for the same collective and world size.
+
+    Returns
+    -------
+    dict
+        For each name the names *on the front* that dominate it; none for those that are on
+        the front. Algorithms of equal cost do not dominate each other.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import find
+    >>> names = ("ring", "recursive_doubling", "binomial_tree")
+    >>> dominators({name: find("all_reduce", name).counts(8) for name in names})
+    {'ring': (), 'recursive_doubling': (), 'binomial_tree': ('recursive_doubling',)}
+    """
+    front = {
+        name
+        for name, cost in costs.items()
+        if not any(dominates(other, cost) for other in costs.values())
+    }
+    return {
+        name: tuple(other for other in costs if other in front and dominates(costs[other], cost))
+        for name, cost in costs.items()
+    }
+
+
+def cost_in_sentences(proof: Proof) -> Iterator[str]:
+    """Describe the cost of a proved schedule beside the lower bounds: rounds, data, memory; then reductions, if any.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import verify
+    >>> next(cost_in_sentences(verify(schedule_of("all_gather", "ring", 4))))
+    '3 rounds; no algorithm needs fewer than 2. Each rank sends 3 blocks, the least possible. No extra memory.'
+    """
+    rules, bound = contract(proof.schedule.collective), bound_of(proof)
+    noun = "token" if rules.at_least_once else "vector" if rules.of_vector else "block"
+    unit = rules.blocks_of_rank(proof.schedule.world_size)
+
+    if not proof.rounds:
+        yield "Nothing is sent."
+        return
+
+    def data(value: Fraction, least: Fraction) -> str:
+        words = in_number(value * unit, noun)
+        if value == least:
+            return f"{words}, the least possible"
+        return words + (f"; no algorithm needs less than {in_number(least * unit)}" * bool(least))
+
+    ports = f" with {proof.ports} messages at once each way" * (proof.ports > 1)
+    if proof.rounds == bound.rounds:
+        cost = f"{in_number(proof.rounds, 'round')}, the fewest possible{ports}."
+    else:
+        cost = f"{proof.rounds} rounds; no algorithm{ports} needs fewer than {bound.rounds}."
+    who = "Each" if proof.sent_mean == proof.sent_max else "The busiest"
+    cost += f" {who} rank sends {data(proof.sent_max, bound.sent)}."
+    if proof.traffic != proof.sent_max:
+        traffic = data(proof.traffic, bound.traffic)
+        cost += f" Round by round, the busiest rank sends or receives {traffic}."
+    slots = proof.schedule.num_slots
+    memory = f"Extra memory for {in_number(slots, 'chunk')}" if slots else "No extra memory"
+    yield f"{cost} {memory}."
+    if bound.reduced and not rules.at_least_once:
+        yield f"No rank reduces more than {data(proof.reduced, bound.reduced)}."
+
+
+def in_number(value: Fraction | int, noun: str = "") -> str:
+    """Write an amount with at most three decimals, and its noun.
+
+    >>> in_number(Fraction(3, 2), "vector"), in_number(Fraction(1), "block"), in_number(Fraction(2, 3))
+    ('1.5 vectors', '1 block', '0.667')
+    """
+    number = f"{float(value):.3f}".rstrip("0").rstrip(".")
+    return f"{number} {noun}{'s' * (value != 1)}" if noun else number

@@ -40,8 +40,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ringcoll.algorithms import Algorithm, algorithms
-from ringcoll.cost.counts import wavefront_counts
-from ringcoll.cost.link_costs import LinkCosts
+from ringcoll.cost.counts import LinkCosts, wavefront_counts
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import OperandOrder, Schedule, Tally, chunks_of_data, contract, tally_of
 

@@ -1,4 +1,20 @@
-"""Programs of thread blocks as a schedule: what waits for what becomes steps.
+"""Events: what thread blocks do, one thing after the other, and what waits for what.
+
+Events are in an order in which each comes after those that it waits for. There is none if the thread
+blocks wait for each other in a circle. A send does not wait for its receive: connections are buffers.
+
+Events, run on symbols: what each place holds, and with it the references of a schedule.
+
+A format names places only, and a reference here names the chunk as well. Data that is not the chunk of
+its output place goes to a slot. So does an input that is needed after the output of its chunk was
+written; otherwise a program for separate buffers were wrong with input and output in one place.
+
+Longest ways in a graph whose circles have no length.
+
+Source: R. Tarjan, "Depth-first search and linear graph algorithms", SIAM J. Comput. 1(2), 1972, for
+the components that are strongly connected; written without recursion.
+
+Programs of thread blocks as a schedule: what waits for what becomes steps.
 
 Problem: in MSCCL and MSCCL++ the thread blocks of a rank run by themselves; each does its steps in
 order, and waits for single steps of others. A schedule here has steps that all ranks count alike, in
@@ -26,13 +42,14 @@ unnoticed: an order is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from itertools import groupby
 
-from ringcoll.formats.block_events import Event, EventKind, ordered
-from ringcoll.formats.components import levels_of
+from ringcoll.errors import ScheduleError
 from ringcoll.formats.places import Places
-from ringcoll.formats.values import Run
 from ringcoll.schedule import (
     Buffer,
     Copy,
@@ -44,8 +61,285 @@ from ringcoll.schedule import (
     Schedule,
     Send,
     Step,
+    inp,
+    out,
     tmp,
 )
+
+Place = tuple[str, int]
+"""Memory of a rank: ``"i"`` or ``"o"`` and a chunk, or any other word and a number."""
+
+_SHOWN = 6  # events of a circle
+
+
+class EventKind(Enum):
+    """The kind of an event; `RECV` and `REDUCE` take a message."""
+
+    SEND = auto()
+    RECV = auto()
+    REDUCE = auto()
+    """Receive, and reduce with the places that are read."""
+    COPY = auto()
+    ADD = auto()
+    """Write the sum of all places that are read."""
+    NOTHING = auto()
+
+
+@dataclass(slots=True)
+class Event:
+    """One thing that a rank does.
+
+    Parameters
+    ----------
+    rank, kind
+        The rank, and what it does.
+    reads, writes
+        Places, in the order of the message.
+    before
+        Numbers of the events that this event waits for.
+    where
+        Place in the original, for errors.
+    message
+        Number of the event that sends what this event receives.
+    """
+
+    rank: int
+    kind: EventKind
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+    before: list[int]
+    where: str
+    message: int = -1
+
+    # What the events are found to do.
+    sources: tuple[Ref, ...] = field(default=(), init=False)
+    targets: tuple[Ref, ...] = field(default=(), init=False)
+    finals: tuple[bool, ...] = field(default=(), init=False)
+
+
+def _waits_for(event: Event) -> Sequence[int]:
+    return event.before if event.message < 0 else [*event.before, event.message]
+
+
+def ordered(events: Sequence[Event]) -> list[int]:
+    """An order of the events, or an error that names those in a circle."""
+    missing = [len(_waits_for(event)) for event in events]
+    after: list[list[int]] = [[] for _ in events]
+    for number, event in enumerate(events):
+        for earlier in _waits_for(event):
+            after[earlier].append(number)
+    ready = deque(number for number, count in enumerate(missing) if not count)
+    order = []
+    while ready:
+        number = ready.popleft()
+        order.append(number)
+        for later in after[number]:
+            missing[later] -= 1
+            if not missing[later]:
+                ready.append(later)
+    if len(order) == len(events):
+        return order
+    number = next(number for number, count in enumerate(missing) if count)
+    circle: list[int] = []
+    while number not in circle:
+        circle.append(number)
+        number = next(earlier for earlier in _waits_for(events[number]) if missing[earlier])
+    places = list(dict.fromkeys(events[each].where for each in circle[circle.index(number) :]))
+    told = ", which waits for ".join(places[1:_SHOWN]) + " ..." * (len(places) > _SHOWN)
+    raise ScheduleError(
+        f"{places[0]} waits for {f'{told}, which waits for ' * bool(told)}{places[0]}: this is a "
+        "deadlock"
+    )
+
+
+_SUMS = (EventKind.REDUCE, EventKind.ADD)
+_Value = tuple[int, int]  # the chunk, and the ranks that contributed, as bits
+_Input = tuple[int, int]  # rank and chunk
+
+
+class Run:
+    """The events, run on symbols; each gets its references."""
+
+    def __init__(
+        self,
+        places: Places,
+        events: Sequence[Event],
+        order: Sequence[int],
+        kept: frozenset[_Input] = frozenset(),
+        *,
+        in_place: bool,
+    ) -> None:
+        self.places, self.events = places, list(events)
+        self.order: list[int] = []
+        self.everyone = (1 << places.world_size) - 1
+        self.completes = places.rules.reduces and not places.rules.at_least_once
+        self.values: list[list[_Value]] = [[] for _ in events]  # that are sent
+        self.slots: list[dict[object, int]] = [{} for _ in range(places.world_size)]
+        self.written: set[_Input] = set()
+        self.overwritten: frozenset[_Input] = frozenset()
+        self._kept = kept
+        self._outputs = [frozenset(places.outputs(rank)) for rank in range(places.world_size)]
+        self.memory: list[dict[Place, tuple[Ref, _Value]]] = [
+            {("i", chunk): (inp(chunk), (chunk, 1 << rank)) for chunk in places.inputs(rank)}
+            for rank in range(places.world_size)
+        ]
+        for rank, chunk in sorted(kept):
+            self._add(rank, ("i", chunk), ("kept", chunk))
+        for number in order:
+            self._do(number)
+        for rank in range(places.world_size if in_place else 0):
+            held = self.memory[rank]
+            for chunk in places.outputs(rank):
+                if ("io", chunk) not in held and ("i", chunk) in held:  # it was never written
+                    self._add(rank, ("io", chunk), ("io", chunk))
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that a rank needs, at most."""
+        return max(map(len, self.slots))
+
+    def take_slots(self, late: set[int]) -> None:
+        """Give slots to messages that are received early."""
+        for number in late:
+            rank = self.events[number].rank
+            for index in range(len(self.events[number].targets)):
+                self.slots[rank][number, index] = len(self.slots[rank])
+
+    def _add(self, rank: int, source: Place, target: Place) -> None:
+        """Copy, beside what the original does."""
+        self.events.append(Event(rank, EventKind.COPY, (source,), (target,), [], "the library"))
+        self.values.append([])
+        self._do(len(self.events) - 1)
+
+    def _do(self, number: int) -> None:
+        event = self.events[number]
+        self.order.append(number)
+        pairs = [self._read(event, place) for place in event.reads]
+        event.sources, values = tuple(ref for ref, _ in pairs), [value for _, value in pairs]
+        if event.kind is EventKind.SEND:
+            self.values[number] = values
+        elif event.kind is EventKind.RECV:
+            values = self.values[event.message]
+        elif event.kind is EventKind.REDUCE:
+            arrived = self.values[event.message]
+            values = [self._join(event, *two) for two in zip(values, arrived, strict=True)]
+        elif event.kind is EventKind.ADD:
+            total = values[0]
+            for value in values[1:]:
+                total = self._join(event, total, value)
+            values = [total]
+        if event.writes:
+            pairs_written = zip(event.writes, values, strict=True)
+            event.targets = tuple(self._write(event, *pair) for pair in pairs_written)
+            event.finals = tuple(
+                self.completes and event.kind in _SUMS and contributors == self.everyone
+                for _, contributors in values
+            )
+
+    def _read(self, event: Event, place: Place) -> tuple[Ref, _Value]:
+        rank, (word, number) = event.rank, place
+        if (rank, number) in self._kept and word == "i" and event.writes != (("kept", number),):
+            place = ("kept", number)
+        held = self.memory[rank].get(place)
+        if held is None and word == "io":
+            held = self.memory[rank].get(("i", number))
+        if held is None:
+            name = {"i": "input chunk", "o": "output chunk", "io": "chunk"}.get(word, "scratch")
+            raise ScheduleError(f"{event.where} reads {name} {number}, which was never written")
+        if held[0].buffer is Buffer.INPUT and (rank, number) in self.written:
+            self.overwritten |= {(rank, number)}
+        return held
+
+    def _write(self, event: Event, place: Place, value: _Value) -> Ref:
+        rank, (word, number) = event.rank, place
+        chunk, _ = value
+        if word in ("o", "io") and number == chunk and chunk in self._outputs[rank]:
+            ref = out(chunk)
+            if word == "o" and self.places.rules.in_place and value != (chunk, 1 << rank):
+                self.written.add((rank, chunk))
+        else:
+            ref = tmp(self.slots[rank].setdefault(place, len(self.slots[rank])), chunk)
+        self.memory[rank][place] = ref, value
+        return ref
+
+    def _join(self, event: Event, ours: _Value, theirs: _Value) -> _Value:
+        if ours[0] != theirs[0]:
+            raise ScheduleError(f"{event.where} adds chunk {theirs[0]} to chunk {ours[0]}")
+        return ours[0], ours[1] | theirs[1]
+
+
+def levels_of(
+    num_nodes: int, edges: Iterable[tuple[int, int, int]]
+) -> tuple[list[int], frozenset[int]]:
+    """The length of the longest way to each node; nodes of a circle share theirs.
+
+    Examples
+    --------
+    >>> levels_of(4, [(0, 1, 1), (1, 2, 0), (2, 1, 0), (2, 3, 1)])
+    ([0, 1, 1, 2], frozenset())
+    >>> levels_of(3, [(0, 1, 1), (1, 2, 0), (2, 1, 1)])[1]
+    frozenset({1, 2})
+    """
+    following: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
+    for start, end, length in edges:
+        following[start].append((end, length))
+    components, component_of = _components(following)
+    levels = [0] * num_nodes
+    bad: set[int] = set()
+    for nodes in reversed(components):  # those come first that nothing leads to
+        level = max(levels[node] for node in nodes)
+        for node in nodes:
+            levels[node] = level
+        for node in nodes:
+            for end, length in following[node]:
+                if component_of[end] != component_of[node]:
+                    levels[end] = max(levels[end], level + length)
+                elif length:
+                    bad.update(nodes)
+    return levels, frozenset(bad)
+
+
+def _components(
+    following: Sequence[Sequence[tuple[int, int]]],
+) -> tuple[list[list[int]], list[int]]:
+    """The components, last ones first, and the number of each node's component."""
+    unseen = len(following)
+    number = [unseen] * unseen  # when a node was first seen
+    lowest = [unseen] * unseen  # the first node that can be reached, among those on the stack
+    component_of = [-1] * unseen
+    components: list[list[int]] = []
+    stack: list[int] = []
+    seen = 0
+    for root in range(unseen):
+        path = [(root, iter(following[root]))] if number[root] == unseen else []
+        if path:
+            number[root] = lowest[root] = seen
+            seen += 1
+            stack.append(root)
+        while path:
+            node, ends = path[-1]
+            for end, _ in ends:
+                if number[end] == unseen:
+                    number[end] = lowest[end] = seen
+                    seen += 1
+                    stack.append(end)
+                    path.append((end, iter(following[end])))
+                    break
+                if component_of[end] < 0:
+                    lowest[node] = min(lowest[node], number[end])
+            else:
+                path.pop()
+                if path:
+                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
+                if lowest[node] == number[node]:
+                    component: list[int] = []
+                    while not component or component[-1] != node:
+                        component.append(stack.pop())
+                    components.append(component)
+                    for member in component:
+                        component_of[member] = len(components) - 1
+    return components, component_of
+
 
 _WAIT = Step()
 

@@ -1,7 +1,7 @@
 """Stores: served, waited for and read; and what to say when one is gone.
 
-A store believes whoever reaches it. What is read from it is checked where it is used: a value that no
-rank of this library writes is a `TransportError`.
+A store believes whoever reaches it. What is read from it is checked where it is used: a value that
+no rank of this library writes is a `TransportError`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, TransportError
-from ringcoll.machine.ending import at_end, started
 from ringcoll.machine.facts import family_of, place
 from ringcoll.machine.lines import end_of, sockets
+from ringcoll.machine.program import at_end, started
 
 Answer = TypeVar("Answer")
 
 _CONNECTING_S = 1.0
 _LOOK_S = 0.02  # between two looks whether the host of a store lives, while torch connects to it
 _GIVING_UP_S = 5.0  # for torch to give up: 0.6 to 3.1 s in 12 tries with the limit above
-# torch looks up the name of whom it connects to. Where a name server does not answer, that takes 5 seconds
-# or more, once in a process: the next try does without.
+# torch looks up the name of the host it connects to. Where a name server does not answer, that
+# takes 5 seconds or more, once in a process: the next try does without.
 _TRIES = 3
 _LATE_S = 1.0  # for an answer that comes at the time limit, and says more
 
@@ -49,8 +49,8 @@ def appears(
 ) -> bool:
     """Wait until a store has some keys, and return whether it has them.
 
-    The wait looks into the store, with growing pauses between the looks: a wait in the store
-    itself would block the store for other threads.
+    The wait looks into the store, with growing pauses between the looks: a wait in the store itself
+    would block the store for other threads.
 
     Parameters
     ----------
@@ -83,18 +83,18 @@ def read_all(store: Any, keys: list[str]) -> list[str]:  # torch's stubs lack tw
 
 
 def read_json(store: dist.Store, key: str) -> Any:
-    """The value under a key of a store, which a rank has written as JSON.
+    """The value under a key of a store, which a rank has written as JSON; see `as_json`."""
+    return as_json(key, read_text(store, key))
+
+
+def as_json(key: str, text: str) -> Any:
+    """The value of a text under a key of a store, which a rank has written as JSON.
 
     Raises
     ------
     TransportError
         The text is not JSON.
     """
-    return as_json(key, read_text(store, key))
-
-
-def as_json(key: str, text: str) -> Any:
-    """The value of a text that is JSON; see `read_json`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -126,8 +126,7 @@ def as_fields(key: str, text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
         raise not_of_a_rank(key, fields)
     for name, kind in kinds.items():
         value = fields[name]
-        is_large = isinstance(value, int) and not 0 <= value < 1 << 64
-        if type(value) is not kind or is_large:
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 64):
             raise not_of_a_rank(key, fields)
     return fields
 
@@ -157,7 +156,7 @@ def _below(store: dist.Store) -> dist.Store:
 
 
 def private(store: dist.Store) -> dist.Store:
-    """A connection of its own to a store: a long wait on a connection blocks all others who use it.
+    """A connection of its own to a store: a long wait on a connection blocks all its other users.
 
     Raises
     ------
@@ -187,7 +186,7 @@ os.register_at_fork(after_in_child=_common.clear)
 
 
 def common(store: dist.Store) -> dist.Store:
-    """A part of a store that all who call this with the store get, over one connection of the process.
+    """A part of a store that all callers with the store share, over one connection of the process.
 
     The connection is not the user's; no look over it may be a long wait. Raises as `private`.
     """
@@ -215,7 +214,8 @@ def common(store: dist.Store) -> dist.Store:
 def _connected(store: dist.Store) -> dist.Store | None:
     """Another connection to a store; ``None`` if its host dies meanwhile.
 
-    torch connects for up to 3 s more then, whatever the limit. So a socket beside it tells the death.
+    torch connects for up to 3 s more then, whatever the limit. So a socket beside it tells the
+    death.
     """
     below = _below(store)
     if not isinstance(below, dist.TCPStore):
@@ -250,7 +250,7 @@ MESSAGES: set[Future[Any]] = set()
 
 
 def _end_calls() -> None:
-    """Wait until torch has given up: a thread that comes back from C++ while Python ends ends the process."""
+    """Wait until torch has given up: threads that come back from C++ at the end end the process."""
     for connection in sockets() if MESSAGES else ():  # nothing of the program comes after this
         with contextlib.suppress(OSError):
             connection.getpeername()  # gloo aborts the process if its listening socket is shut down
@@ -266,7 +266,7 @@ for _calls in (_clones, MESSAGES):
 
 
 def begun(function: Callable[[], Answer], among: set[Future[Any]] | None = None) -> Future[Answer]:
-    """Call a function that may never return, such as a look into the store of a process that is stopped.
+    """Call a function that may never return, such as a look into a stopped process's store.
 
     Its thread stays behind if it does not return; ``among`` holds its answer meanwhile.
     """
@@ -290,7 +290,7 @@ def _ask(function: Callable[[], Answer], answer: Future[Answer]) -> None:
 
 
 def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
-    """Call a function that may never return; see `begun`. Raises `TimeoutError` if it does not in time."""
+    """Call a function that may never return; see `begun`. Raises `TimeoutError` after the limit."""
     answer = begun(function)
     try:
         wait([answer], min(limit_s, threading.TIMEOUT_MAX))
@@ -302,7 +302,7 @@ def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
 
 
 def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) -> Answer:
-    """Call a function that asks a store, which gives no answer while its host is stopped; see `begun`.
+    """Call a function that asks a store, whose host may be stopped; see `begun`.
 
     Raises
     ------

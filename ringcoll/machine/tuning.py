@@ -1,14 +1,14 @@
 """Files of measurements of this machine: that of ``ringcoll tune``, and what groups have measured.
 
-A file of ``ringcoll fit`` holds what was fitted to a network. A file of ``ringcoll tune`` holds a table for
-each transport, number of ranks, number of hosts and type of device; see `ringcoll.cost.table.Table`. The file
-is replaced as a whole, so that a reader sees the old file or the new file. A group that measures, as it finds
-nothing in either file, keeps its costs in the second file (`remember`), for the programs of the next hours.
+A file of ``ringcoll fit`` holds what was fitted to a network. A file of ``ringcoll tune`` holds a
+table for each transport, number of ranks, number of hosts and type of device; see
+`ringcoll.cost.Table`. The file is replaced as a whole, so that a reader sees the old file or the
+new file. A group that measures, as it finds nothing in either file, keeps its costs in the second
+file (`remember`), for the programs of the next hours.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from ringcoll.cost import Fitted, Table
 from ringcoll.errors import RingcollError, TuningFileError
 from ringcoll.machine import settings
 from ringcoll.machine.facts import cores, cpu
-from ringcoll.machine.files import json_text, read_file, replace_file
+from ringcoll.machine.files import json_text, read_file, read_json_file, replace_file
 
 _FORMAT, _FIT_FORMAT = "ringcoll tuning", "ringcoll fit"
 _VERSION = 1
@@ -64,8 +64,8 @@ class Tuned:
     def now(cls, table: Table, **facts: Any) -> Tuned:
         """Make an entry for a table that has just been measured on this machine."""
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        here = machine(table.device)
-        return cls(table, {"date": date, "ringcoll": __version__, "machine": here} | facts)
+        own = {"date": date, "ringcoll": __version__, "machine": machine(table.device)}
+        return cls(table, own | facts)
 
     @property
     def key(self) -> tuple[str, int, int, str]:
@@ -93,13 +93,12 @@ def read(path: Path) -> list[Tuned]:
 
 def _document(path: Path, kind: str, command: str) -> dict[str, Any]:
     try:
-        document = json.loads(read_file(path))
+        document = read_json_file(path)
     except (OSError, ValueError, RecursionError) as error:
         raise TuningFileError(f"cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != kind:
         raise TuningFileError(f"not a file of `ringcoll {command}`")
-    if document.get("version") != _VERSION:
-        version = document.get("version")
+    if (version := document.get("version")) != _VERSION:
         raise TuningFileError(f"has version {version!r}, and this library reads {_VERSION}")
     return document
 
@@ -126,20 +125,20 @@ def write_fit(path: Path, fitted: Fitted) -> None:
     TuningFileError
         The file cannot be written.
     """
-    document = {"format": _FIT_FORMAT, "version": _VERSION, **fitted.to_json()}
-    _write(path, document)
+    _write(path, {"format": _FIT_FORMAT, "version": _VERSION, **fitted.to_json()})
 
 
 def fit_for(asked: str | None, hosts: tuple[int, ...]) -> Fitted | None:
     """The fit that a group uses: of the file that its options name, or ``RINGCOLL_TUNING`` does.
 
-    The latter is for groups of as many ranks as the fit has, on hosts as it has them; others go on without it.
+    The latter is for groups of as many ranks as the fit has, on hosts as it has them; others go on
+    without it.
 
     Raises
     ------
     TuningFileError
-        The file cannot be read, or its fit is of another version of the library; or the options name it, and it
-        is for other ranks or hosts. The error names the file.
+        The file cannot be read, or its fit is of another version of the library; or the options
+        name it, and it is for other ranks or hosts. The error names the file.
     """
     path = Path(asked).expanduser() if asked else settings.tuning_file()[0]
     if path is None or not (asked or _is_fit(path)):
@@ -220,7 +219,7 @@ def is_recent(tuned: Tuned) -> bool:
 def known_table(
     transport: str, world_size: int, hosts: int, device: str, measured: Table | None = None
 ) -> Table | None:
-    """The table that a group takes: of the tuning file; or ``measured`` by this process; or by another one lately.
+    """The table of the tuning file; or ``measured`` by this process; or by another one lately.
 
     Raises as `find_table`, whose arguments these are.
     """
@@ -253,8 +252,8 @@ def find_table(
     transport, world_size, hosts
         Key of the table.
     asked
-        Whether the user has named the file. If not, the file may be missing, a wrong file gives
-        a warning only, and measurements of another machine are not used.
+        Whether the user has named the file. If not, the file may be missing, a wrong file gives a
+        warning only, and measurements of another machine are not used.
     device
         Type of the device of the tensors. Measurements with CPU tensors say nothing about CUDA
         tensors, and are not used for them.
