@@ -1,4 +1,4 @@
-"""Other systems' formats of schedules and networks. Pure: text or bytes in, text or bytes out; no files.
+"""Other systems' formats of schedules and networks. Pure: text or bytes in and out, and no files.
 
 ==================  ==========================================================
 `msccl`             XML of MSCCL, out and in

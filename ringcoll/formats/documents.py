@@ -1,10 +1,9 @@
-"""A reader of small XML: elements, one inside the other, with attributes and no text.
+"""Readers of documents that come from elsewhere: small XML, and JSON; errors name the place.
 
-Problem: files come from elsewhere. A document type, and with it every entity, is refused before
-anything is expanded; so are elements that are not expected, and text between elements. Errors name
-the line.
-
-A reader of JSON whose errors name the place, such as ``gpus[0].threadblocks[1].ops[3]``.
+Small XML is elements, one inside the other, with attributes and no text. A document type, and with
+it every entity, is refused before anything is expanded; so are elements that are not expected, and
+text between elements. Errors name the line. Errors in JSON name a place such as
+``gpus[0].threadblocks[1].ops[3]``.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from xml.parsers import expat
 
 from ringcoll.errors import ScheduleError
 
-_DIGITS = 18
-_DEPTH = 64
+_DIGITS = 18  # of a number in XML
+_MOST = 10**18  # a number in JSON
+_DEPTH = 64  # of elements inside each other
 
 
 @dataclass
@@ -55,8 +55,8 @@ class Element:
         """Raise unless an attribute has this value."""
         if self.number(attribute) != value:
             raise self.error(
-                f'{attribute}="{self.attributes[attribute]}", expected "{value}": numbers go from 0 '
-                "up, without a gap"
+                f'{attribute}="{self.attributes[attribute]}", expected "{value}": numbers go from '
+                "0 up, without a gap"
             )
 
     def each(self, name: str) -> Iterator[Element]:
@@ -68,7 +68,7 @@ class Element:
 
 
 def parse_xml(text: str, inside: Mapping[str, str]) -> Element:
-    """Read a document; ``inside`` has the names that may stand inside each name, and inside ``""`` that of the root."""
+    """Read XML; ``inside`` has the names that may stand inside each name; in ``""``, the root."""
     parser = expat.ParserCreate()
     path: list[Element] = []
     roots: list[Element] = []
@@ -107,9 +107,6 @@ def parse_xml(text: str, inside: Mapping[str, str]) -> Element:
     return roots[0]
 
 
-_MOST = 10**18
-
-
 @dataclass(frozen=True)
 class Node:
     """A value, and its place in the document."""
@@ -126,7 +123,6 @@ class Node:
         return isinstance(self.value, dict) and key in self.value
 
     def __getitem__(self, key: str) -> Node:
-        """The value of a key; the error names the key if there is none."""
         if not self.has(key):
             raise self.error(f"has no {key!r}")
         return Node(self.value[key], f"{self.path}.{key}" if self.path else key)
@@ -160,7 +156,7 @@ class Node:
 
 
 def parse_json(text: str) -> Node:
-    """Read a document."""
+    """Read JSON."""
     try:
         return Node(json.loads(text))
     except json.JSONDecodeError as error:

@@ -1,24 +1,8 @@
-"""Events: what thread blocks do, one thing after the other, and what waits for what.
-
-Events are in an order in which each comes after those that it waits for. There is none if the thread
-blocks wait for each other in a circle. A send does not wait for its receive: connections are buffers.
-
-Events, run on symbols: what each place holds, and with it the references of a schedule.
-
-A format names places only, and a reference here names the chunk as well. Data that is not the chunk of
-its output place goes to a slot. So does an input that is needed after the output of its chunk was
-written; otherwise a program for separate buffers were wrong with input and output in one place.
-
-Longest ways in a graph whose circles have no length.
-
-Source: R. Tarjan, "Depth-first search and linear graph algorithms", SIAM J. Comput. 1(2), 1972, for
-the components that are strongly connected; written without recursion.
-
-Programs of thread blocks as a schedule: what waits for what becomes steps.
+"""Programs of thread blocks as a schedule: what waits for what becomes steps.
 
 Problem: in MSCCL and MSCCL++ the thread blocks of a rank run by themselves; each does its steps in
-order, and waits for single steps of others. A schedule here has steps that all ranks count alike, in
-which a message is sent and received, and reads see the state before the step.
+order, and waits for single steps of others. A schedule here has steps that all ranks count alike,
+in which a message is sent and received, and reads see the state before the step.
 
 What a format says becomes *events*, in four stages.
 
@@ -31,25 +15,29 @@ What a format says becomes *events*, in four stages.
    program for separate buffers were wrong with input and output in one place.
 3. Levels: an event that reads what another wrote is at least one step later; an event that writes
    what another read may share its step, since reads see the state before. A send and its receive
-   are one node. The longest way to a node is its step. Where such constraints form a circle
-   (a receive that comes late, of a message that was sent early), the message is received into a
-   slot of its own, and taken from there later: the slot is the connection's buffer.
+   are one node. The longest way to a node is its step. Where such constraints form a circle (a
+   receive that comes late, of a message that was sent early), the message is received into a slot
+   of its own, and taken from there later: the slot is the connection's buffer.
 4. Steps: the operations of each level, for each rank.
 
 Events that write one place, and do not wait for each other, are a race in the original. It goes
 unnoticed: an order is chosen.
+
+Source of the components that are strongly connected: R. Tarjan, "Depth-first search and linear
+graph algorithms", SIAM J. Comput. 1(2), 1972; written without recursion.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import groupby
+from functools import partial, reduce
+from itertools import count, groupby
 
 from ringcoll.errors import ScheduleError
-from ringcoll.formats.places import Places
+from ringcoll.formats.places import Place, Places
 from ringcoll.schedule import (
     Buffer,
     Copy,
@@ -66,10 +54,8 @@ from ringcoll.schedule import (
     tmp,
 )
 
-Place = tuple[str, int]
-"""Memory of a rank: ``"i"`` or ``"o"`` and a chunk, or any other word and a number."""
-
 _SHOWN = 6  # events of a circle
+_WAIT = Step()
 
 
 class EventKind(Enum):
@@ -77,58 +63,71 @@ class EventKind(Enum):
 
     SEND = auto()
     RECV = auto()
-    REDUCE = auto()
-    """Receive, and reduce with the places that are read."""
+    REDUCE = auto()  # receives, and reduces with the places that are read
     COPY = auto()
-    ADD = auto()
-    """Write the sum of all places that are read."""
+    ADD = auto()  # writes the sum of all places that are read
     NOTHING = auto()
 
 
 @dataclass(slots=True)
 class Event:
-    """One thing that a rank does.
-
-    Parameters
-    ----------
-    rank, kind
-        The rank, and what it does.
-    reads, writes
-        Places, in the order of the message.
-    before
-        Numbers of the events that this event waits for.
-    where
-        Place in the original, for errors.
-    message
-        Number of the event that sends what this event receives.
-    """
+    """An action of a rank; events that it refers to are numbers."""
 
     rank: int
     kind: EventKind
-    reads: tuple[Place, ...]
+    reads: tuple[Place, ...]  # in the order of the message
     writes: tuple[Place, ...]
-    before: list[int]
-    where: str
-    message: int = -1
+    before: list[int]  # what it waits for
+    where: str  # in the original, for errors
+    message: int = -1  # the send whose message it receives
 
-    # What the events are found to do.
+    # Results of the run on symbols.
     sources: tuple[Ref, ...] = field(default=(), init=False)
     targets: tuple[Ref, ...] = field(default=(), init=False)
     finals: tuple[bool, ...] = field(default=(), init=False)
+
+
+def levelled(places: Places, name: str, events: list[Event], *, in_place: bool) -> Schedule:
+    """Turn events into a schedule, which is still to be verified."""
+    order = _ordered(events)
+    run = _Run(places, events, order, in_place=in_place)
+    if run.overwritten:
+        run = _Run(places, events, order, run.overwritten, in_place=in_place)
+    staged: set[int] = set()
+    while True:
+        levels, in_circles = levels_of(len(run.events), _constraints(places, run, staged))
+        late = {number for number in run.order if run.events[number].message in in_circles} - staged
+        if not late:
+            break
+        staged |= late
+        run.take_slots(late)
+    programs = _programs(places.world_size, run, staged, levels)
+    return Schedule(
+        collective=places.rules.collective,
+        algorithm=name,
+        world_size=places.world_size,
+        num_chunks=places.num_chunks,
+        num_slots=max(map(len, run.slots)),
+        program=lambda rank: _steps(programs[rank]),
+        root=places.root,
+    )
+
+
+# --- order ----------------------------------------------------------------------------------
 
 
 def _waits_for(event: Event) -> Sequence[int]:
     return event.before if event.message < 0 else [*event.before, event.message]
 
 
-def ordered(events: Sequence[Event]) -> list[int]:
+def _ordered(events: Sequence[Event]) -> list[int]:
     """An order of the events, or an error that names those in a circle."""
     missing = [len(_waits_for(event)) for event in events]
     after: list[list[int]] = [[] for _ in events]
     for number, event in enumerate(events):
         for earlier in _waits_for(event):
             after[earlier].append(number)
-    ready = deque(number for number, count in enumerate(missing) if not count)
+    ready = deque(number for number, waits in enumerate(missing) if not waits)
     order = []
     while ready:
         number = ready.popleft()
@@ -139,25 +138,27 @@ def ordered(events: Sequence[Event]) -> list[int]:
                 ready.append(later)
     if len(order) == len(events):
         return order
-    number = next(number for number, count in enumerate(missing) if count)
+    number = next(number for number, waits in enumerate(missing) if waits)
     circle: list[int] = []
     while number not in circle:
         circle.append(number)
         number = next(earlier for earlier in _waits_for(events[number]) if missing[earlier])
-    places = list(dict.fromkeys(events[each].where for each in circle[circle.index(number) :]))
-    told = ", which waits for ".join(places[1:_SHOWN]) + " ..." * (len(places) > _SHOWN)
-    raise ScheduleError(
-        f"{places[0]} waits for {f'{told}, which waits for ' * bool(told)}{places[0]}: this is a "
-        "deadlock"
-    )
+    first, *others = dict.fromkeys(events[each].where for each in circle[circle.index(number) :])
+    shown = others[: _SHOWN - 1]
+    if len(others) > len(shown):
+        shown[-1] += " ..."
+    circle_in_words = ", which waits for ".join([*shown, first])
+    raise ScheduleError(f"{first} waits for {circle_in_words}: this is a deadlock")
 
+
+# --- values ---------------------------------------------------------------------------------
 
 _SUMS = (EventKind.REDUCE, EventKind.ADD)
 _Value = tuple[int, int]  # the chunk, and the ranks that contributed, as bits
 _Input = tuple[int, int]  # rank and chunk
 
 
-class Run:
+class _Run:
     """The events, run on symbols; each gets its references."""
 
     def __init__(
@@ -193,11 +194,6 @@ class Run:
                 if ("io", chunk) not in held and ("i", chunk) in held:  # it was never written
                     self._add(rank, ("io", chunk), ("io", chunk))
 
-    @property
-    def num_slots(self) -> int:
-        """Slots that a rank needs, at most."""
-        return max(map(len, self.slots))
-
     def take_slots(self, late: set[int]) -> None:
         """Give slots to messages that are received early."""
         for number in late:
@@ -221,16 +217,13 @@ class Run:
         elif event.kind is EventKind.RECV:
             values = self.values[event.message]
         elif event.kind is EventKind.REDUCE:
-            arrived = self.values[event.message]
-            values = [self._join(event, *two) for two in zip(values, arrived, strict=True)]
+            both = zip(values, self.values[event.message], strict=True)
+            values = [_sum(event, *pair) for pair in both]
         elif event.kind is EventKind.ADD:
-            total = values[0]
-            for value in values[1:]:
-                total = self._join(event, total, value)
-            values = [total]
+            values = [reduce(partial(_sum, event), values)]
         if event.writes:
-            pairs_written = zip(event.writes, values, strict=True)
-            event.targets = tuple(self._write(event, *pair) for pair in pairs_written)
+            written = zip(event.writes, values, strict=True)
+            event.targets = tuple(self._write(event, *pair) for pair in written)
             event.finals = tuple(
                 self.completes and event.kind in _SUMS and contributors == self.everyone
                 for _, contributors in values
@@ -262,10 +255,55 @@ class Run:
         self.memory[rank][place] = ref, value
         return ref
 
-    def _join(self, event: Event, ours: _Value, theirs: _Value) -> _Value:
-        if ours[0] != theirs[0]:
-            raise ScheduleError(f"{event.where} adds chunk {theirs[0]} to chunk {ours[0]}")
-        return ours[0], ours[1] | theirs[1]
+
+def _sum(event: Event, ours: _Value, theirs: _Value) -> _Value:
+    if ours[0] != theirs[0]:
+        raise ScheduleError(f"{event.where} adds chunk {theirs[0]} to chunk {ours[0]}")
+    return ours[0], ours[1] | theirs[1]
+
+
+# --- levels ---------------------------------------------------------------------------------
+
+
+def _constraints(places: Places, run: _Run, staged: set[int]) -> list[tuple[int, int, int]]:
+    """Constraints: the earlier and the later node, and how many steps are between them at least.
+
+    The number of an event is also that of its node. The receive of a message has the node of its
+    send, unless the message is staged.
+    """
+    edges: list[tuple[int, int, int]] = []
+    writer: list[dict[tuple[Buffer, int], int]] = [{} for _ in range(places.world_size)]
+    readers: list[dict[tuple[Buffer, int], list[int]]] = [{} for _ in range(places.world_size)]
+    adding: set[tuple[int, tuple[Buffer, int]]] = set()
+    for number in run.order:
+        event, rank = run.events[number], run.events[number].rank
+        is_staged = number in staged
+        node = number if is_staged or event.message < 0 else event.message
+        if is_staged:
+            edges.append((event.message, number, 1))
+        sources = [places.memory(rank, ref) for ref in event.sources]
+        targets = [places.memory(rank, ref) for ref in event.targets]
+        adds = event.kind is EventKind.REDUCE and not is_staged
+        # Reductions of messages into one place may share a step, and are done in order.
+        joined = {
+            place
+            for place, target in zip(sources, targets, strict=False)
+            if adds and place == target and (rank, place) in adding
+        }
+        for place in sources:
+            if place in writer[rank] and place not in joined:
+                edges.append((writer[rank][place], node, 1))
+            readers[rank].setdefault(place, []).append(node)
+        for place in targets:
+            edges += [(reader, node, 0) for reader in readers[rank].pop(place, ())]
+            if place in writer[rank]:
+                edges.append((writer[rank][place], node, 0 if place in joined else 1))
+            writer[rank][place] = node
+            if adds:
+                adding.add((rank, place))
+            else:
+                adding.discard((rank, place))
+    return [edge for edge in edges if edge[0] != edge[1]]
 
 
 def levels_of(
@@ -309,21 +347,20 @@ def _components(
     component_of = [-1] * unseen
     components: list[list[int]] = []
     stack: list[int] = []
-    seen = 0
+    times = count()
+
+    def entered(node: int) -> tuple[int, Iterator[tuple[int, int]]]:
+        number[node] = lowest[node] = next(times)
+        stack.append(node)
+        return node, iter(following[node])
+
     for root in range(unseen):
-        path = [(root, iter(following[root]))] if number[root] == unseen else []
-        if path:
-            number[root] = lowest[root] = seen
-            seen += 1
-            stack.append(root)
+        path = [entered(root)] if number[root] == unseen else []
         while path:
             node, ends = path[-1]
             for end, _ in ends:
                 if number[end] == unseen:
-                    number[end] = lowest[end] = seen
-                    seen += 1
-                    stack.append(end)
-                    path.append((end, iter(following[end])))
+                    path.append(entered(end))
                     break
                 if component_of[end] < 0:
                     lowest[node] = min(lowest[node], number[end])
@@ -341,111 +378,37 @@ def _components(
     return components, component_of
 
 
-_WAIT = Step()
-
-
-def levelled(places: Places, name: str, events: list[Event], *, in_place: bool) -> Schedule:
-    """Turn events into a schedule, which is still to be verified."""
-    order = ordered(events)
-    run = Run(places, events, order, in_place=in_place)
-    if run.overwritten:
-        run = Run(places, events, order, run.overwritten, in_place=in_place)
-    staged: set[int] = set()
-    while True:
-        levels, in_circles = levels_of(*_constraints(places, run, staged))
-        late = {number for number in run.order if run.events[number].message in in_circles} - staged
-        if not late:
-            break
-        staged |= late
-        run.take_slots(late)
-    programs = _programs(places.world_size, run, staged, levels)
-    return Schedule(
-        collective=places.rules.collective,
-        algorithm=name,
-        world_size=places.world_size,
-        num_chunks=places.num_chunks,
-        num_slots=run.num_slots,
-        program=lambda rank: _steps(programs[rank]),
-        root=places.root,
-    )
-
-
-def _constraints(
-    places: Places, run: Run, staged: set[int]
-) -> tuple[int, list[tuple[int, int, int]]]:
-    """Number of nodes, and (earlier, later, steps between them at least) of the constraints.
-
-    The number of an event is also that of its node. The receive of a message has the node of its
-    send, unless the message is staged.
-    """
-    edges: list[tuple[int, int, int]] = []
-    writer: list[dict[tuple[Buffer, int], int]] = [{} for _ in range(places.world_size)]
-    readers: list[dict[tuple[Buffer, int], list[int]]] = [{} for _ in range(places.world_size)]
-    adding: set[tuple[int, tuple[Buffer, int]]] = set()
-    for number in run.order:
-        event, rank = run.events[number], run.events[number].rank
-        node = number
-        if event.message >= 0 and number in staged:
-            edges.append((event.message, number, 1))
-        elif event.message >= 0:
-            node = event.message
-        sources = [places.memory(rank, ref) for ref in event.sources]
-        targets = [places.memory(rank, ref) for ref in event.targets]
-        adds = event.kind is EventKind.REDUCE and number not in staged
-        # Reductions of messages into one place may share a step, and are done in order.
-        joined = {
-            place
-            for place, target in zip(sources, targets, strict=False)
-            if adds and place == target and (rank, place) in adding
-        }
-        for place in sources:
-            if place in writer[rank] and place not in joined:
-                edges.append((writer[rank][place], node, 1))
-            readers[rank].setdefault(place, []).append(node)
-        for place in targets:
-            edges += [(reader, node, 0) for reader in readers[rank].pop(place, ())]
-            if place in writer[rank]:
-                edges.append((writer[rank][place], node, 0 if place in joined else 1))
-            writer[rank][place] = node
-            if adds:
-                adding.add((rank, place))
-            else:
-                adding.discard((rank, place))
-    return len(run.events), [edge for edge in edges if edge[0] != edge[1]]
+# --- steps ----------------------------------------------------------------------------------
 
 
 def _programs(
-    world_size: int, run: Run, staged: set[int], levels: Sequence[int]
+    world_size: int, run: _Run, staged: set[int], levels: Sequence[int]
 ) -> list[dict[int, Step]]:
     """The steps of each rank in which it does anything, by their number.
 
-    The operations of a step are in the order of the events, a send in that of its receive: so
-    sends and receives of two ranks pair up, and sums are made in the original's order.
+    The operations of a step are in the order of the events, a send in that of its receive: so sends
+    and receives of two ranks pair up, and sums are made in the original's order.
     """
-    steps: list[dict[int, list[Operation]]] = [{} for _ in range(world_size)]
+    steps = [defaultdict[int, list[Operation]](list) for _ in range(world_size)]
     for number in run.order:
         event = run.events[number]
+        own = steps[event.rank]
         if event.message < 0:
             for operation in _local(event):
-                steps[event.rank].setdefault(levels[number], []).append(operation)
+                own[levels[number]].append(operation)
             continue
-        sender = run.events[event.message]
-        level = levels[event.message]
+        sender, level = run.events[event.message], levels[event.message]
+        pairs: Iterable[tuple[Operation, Operation]] = _messages(event, sender)
         if number in staged:
             slots = run.slots[event.rank]
             buffer = tuple(
                 tmp(slots[number, index], ref.chunk) for index, ref in enumerate(event.targets)
             )
-            pairs: Iterator[tuple[Operation, Operation]] = iter(
-                [(Send(event.rank, sender.sources), Recv(sender.rank, buffer))]
-            )
-            own = steps[event.rank].setdefault(levels[number], [])
-            own += _taken(event, sender.rank, buffer)
-        else:
-            pairs = _messages(event, sender)
+            pairs = [(Send(event.rank, sender.sources), Recv(sender.rank, buffer))]
+            own[levels[number]] += _taken(event, sender.rank, buffer)
         for sent, received in pairs:
-            steps[sender.rank].setdefault(level, []).append(sent)
-            steps[event.rank].setdefault(level, []).append(received)
+            steps[sender.rank][level].append(sent)
+            own[level].append(received)
     return [
         {level: Step(*operations) for level, operations in program.items()} for program in steps
     ]
@@ -466,15 +429,15 @@ def _local(event: Event) -> Iterator[Operation]:
 def _messages(event: Event, sender: Event) -> Iterator[tuple[Operation, Operation]]:
     """The send and receive of a message; several of each if only some chunks become complete."""
     for final, group in groupby(range(len(event.targets)), key=event.finals.__getitem__):
-        part = list(group)
-        into = tuple(event.targets[index] for index in part)
-        sent = Send(event.rank, tuple(sender.sources[index] for index in part))
+        indices = list(group)
+        into = tuple(event.targets[index] for index in indices)
+        sent = Send(event.rank, tuple(sender.sources[index] for index in indices))
         if event.kind is EventKind.RECV:
             yield sent, Recv(sender.rank, into)
         else:
-            local = tuple(event.sources[index] for index in part)
-            left = sender.rank < event.rank
-            yield sent, RecvReduce(sender.rank, into, local, left, final)
+            local = tuple(event.sources[index] for index in indices)
+            is_left = sender.rank < event.rank
+            yield sent, RecvReduce(sender.rank, into, local, is_left, final)
 
 
 def _taken(event: Event, source: int, buffer: Sequence[Ref]) -> Iterator[Operation]:

@@ -1,14 +1,17 @@
-"""The network of a host's GPUs, from the XML that NCCL writes to the file that ``NCCL_TOPO_DUMP_FILE`` names.
+"""Networks in files of others: the XML that NCCL writes, and InfraGraph (infragraph.dev).
 
-A rank is a GPU. Links get the rates with which NCCL counts (``src/graph/topo.h`` and ``topo.cc``): GB/s
-of a cable of NVLink by the GPU's compute capability, of a lane of PCI Express by its transfers, of the cables
-between processors by their model. Latencies are those of `ringcoll.simulation.presets`, which the XML does not have.
-All switches of NVLink are one, as in NCCL. Network cards count where the XML has several hosts, and meet in one switch.
+*NCCL.* The network of a host's GPUs is in the XML that NCCL writes to the file that
+``NCCL_TOPO_DUMP_FILE`` names. A rank is a GPU. Links get the rates with which NCCL counts
+(``src/graph/topo.h`` and ``topo.cc``): GB/s of a cable of NVLink by the GPU's compute capability,
+of a lane of PCI Express by its transfers, of the cables between processors by their model.
+Latencies are those of `ringcoll.simulation.presets`, which the XML does not have. All switches of
+NVLink are one, as in NCCL. Network cards count where the XML has several hosts, and meet in one
+switch.
 
-The network in a file of InfraGraph: accelerators, switches and cards as a graph, YAML or JSON (infragraph.dev).
-
-The package ``infragraph`` reads the file and makes all nodes and edges. Accelerators (``xpu``) are the ranks, in the order of
-the file; all else is a switch. An edge is a cable with the bandwidth and the latency of its ``link``.
+*InfraGraph.* Accelerators, switches and cards are a graph, in YAML or JSON. The package
+``infragraph`` reads the file and makes all nodes and edges. Accelerators (``xpu``) are the ranks,
+in the order of the file; all else is a switch. An edge is a cable with the bandwidth and the
+latency of its ``link``.
 """
 
 from __future__ import annotations
@@ -33,10 +36,8 @@ _INTEL = {207: 40.0, 143: 22.0, 85: 10.0, 0: 6.0}  # from a model on
 _OTHERS = {"AuthenticAMD": 16.0, "ppc64": 32.0}
 _SLOW = 6.0
 _NVLINK_S, _PCI_S, _NETWORK_S = 3.4e-6, 5.7e-6, 14e-6  # of a whole way
-_TO_GPU, _TO_PROCESSOR = (
-    "0x03",
-    "0x068001",
-)  # classes of what a cable ends at; all others are switches
+# Classes of what a cable ends at; all others are switches.
+_TO_GPU, _TO_PROCESSOR = "0x03", "0x068001"
 _USUAL_MBIT = 10_000  # of a network card whose speed is not known
 
 
@@ -47,40 +48,56 @@ class _Card(NamedTuple):
 
 
 class _Network:
-    """Nodes and links, as they are found; network cards count where there are several hosts."""
+    """The nodes and links of a document; network cards count where there are several hosts."""
 
-    def __init__(self, *, has_network: bool) -> None:
-        self.has_network = has_network
+    def __init__(self, system: Element) -> None:
         self.links: dict[tuple[int | str, int | str], tuple[float, float]] = {}  # GB/s, seconds
         self.cards: dict[tuple[str, str], _Card] = {}  # by host and address
+        by_host: dict[str, list[Element]] = {}
+        for element in system.children:
+            by_host.setdefault(element.attributes.get("host_hash", ""), []).append(element)
+        self._has_network = len(by_host) > 1
+        for number, (host, elements) in enumerate(by_host.items()):
+            prefix = f"host{number}_" * self._has_network
+            named = [(_word(f"{prefix}cpu{each.word('numaid')}"), each) for each in elements]
+            for name, element in named:
+                self._add_devices(element, name, host, name)
+            for (first, element), (second, _) in combinations(named, 2):
+                self._join(first, second, _between_processors(element), 0.0)
+        self._add_cables()
 
-    def join(self, first: int | str, second: int | str, rate: float, latency_s: float) -> None:
+    def _add(self, first: int | str, second: int | str, rate: float, latency_s: float) -> None:
+        """Add one way of a cable."""
+        known = self.links.get((first, second), (0.0, 0.0))[0]
+        self.links[first, second] = known + rate, latency_s
+
+    def _join(self, first: int | str, second: int | str, rate: float, latency_s: float) -> None:
         """Add a cable."""
-        for ends in ((first, second), (second, first)):
-            self.links[ends] = self.links.get(ends, (0.0, 0.0))[0] + rate, latency_s
+        self._add(first, second, rate, latency_s)
+        self._add(second, first, rate, latency_s)
 
-    def add_devices(self, parent: Element, node: str, host: str, processor: str) -> None:
+    def _add_devices(self, parent: Element, node: str, host: str, processor: str) -> None:
         """Add what stands below a processor or a bridge."""
         for element in parent.children:
             gpu = next((each for each in element.children if each.name == "gpu"), None)
-            if element.name == "nic" and self.has_network:
+            if element.name == "nic" and self._has_network:
                 for card in element.children:
                     if "dev" in card.attributes and card.attributes.get("net") != "0":
                         speed = card.number("speed", -1) if "speed" in card.attributes else 0
                         rate = (speed if speed > 0 else _USUAL_MBIT) / 8e3
-                        self.join(node, "net", rate, (_NETWORK_S - _PCI_S) / 2)
+                        self._join(node, "net", rate, (_NETWORK_S - _PCI_S) / 2)
             elif gpu is not None and "rank" in gpu.attributes:
                 rank = gpu.number("rank")
                 if any(rank == card.rank for card in self.cards.values()):
                     raise gpu.error(f"rank {rank} is there twice")
                 self.cards[host, element.word("busid")] = _Card(gpu, rank, processor)
-                self.join(rank, node, _pci_rate(element), _PCI_S / 2)
+                self._join(rank, node, _pci_rate(element), _PCI_S / 2)
             elif element.name == "pci" and gpu is None:
                 below = _word(f"{node}_{element.word('busid')}")
-                self.join(below, node, _pci_rate(element), 0.0)
-                self.add_devices(element, below, host, processor)
+                self._join(below, node, _pci_rate(element), 0.0)
+                self._add_devices(element, below, host, processor)
 
-    def add_cables(self) -> None:
+    def _add_cables(self) -> None:
         """Add the links of GPUs to each other, to NVLink's switch, and to their processors."""
         for (host, _), (gpu, rank, processor) in self.cards.items():
             capability = gpu.number("sm")
@@ -91,17 +108,16 @@ class _Network:
                     rate = cable.number("bw", 1) * cable.number("count", 1) / 1e3
                     known = self.links.pop((rank, processor), (0.0, 0.0))[0]  # by PCI
                     self.links.pop((processor, rank), None)
-                    self.join(rank, processor, max(rate, known), _NVLINK_S / 2)
+                    self._join(rank, processor, max(rate, known), _NVLINK_S / 2)
                 elif kind.startswith(_TO_PROCESSOR):
-                    self.join(rank, processor, rate, _NVLINK_S / 2)
+                    self._join(rank, processor, rate, _NVLINK_S / 2)
                 elif not kind.startswith(_TO_GPU):
-                    self.join(rank, "nvswitch", rate, _NVLINK_S / 2)
+                    self._join(rank, "nvswitch", rate, _NVLINK_S / 2)
                 elif peer := self.cards.get((host, cable.word("target"))):
-                    ends = rank, peer.rank  # the other one says the way back
-                    self.links[ends] = self.links.get(ends, (0.0, 0.0))[0] + rate, _NVLINK_S
+                    self._add(rank, peer.rank, rate, _NVLINK_S)  # the peer says the way back
 
     def without_dead_ends(self) -> tuple[Link, ...]:
-        """The links without those to switches that lead nowhere; the fastest first, as routes prefer the first ones."""
+        """The links, but to switches that lead nowhere; the fastest first, as routes prefer."""
         while True:
             ways = Counter(first for first, _ in self.links)
             ends = {node for node, number in ways.items() if isinstance(node, str) and number == 1}
@@ -133,8 +149,9 @@ def topology_from_nccl(text: str, *, name: str = "nccl") -> Topology:
     Examples
     --------
     >>> cards = "".join(
-    ...     f'<pci busid="{rank}" link_speed="16.0 GT/s PCIe" link_width="16"><gpu rank="{rank}" sm="80">'
-    ...     f'<nvlink target="{1 - rank}" count="12" tclass="0x030200"/></gpu></pci>'
+    ...     f'<pci busid="{rank}" link_speed="16.0 GT/s PCIe" link_width="16">'
+    ...     f'<gpu rank="{rank}" sm="80"><nvlink target="{1 - rank}" count="12" tclass="0x030200"/>'
+    ...     "</gpu></pci>"
     ...     for rank in range(2)
     ... )
     >>> pair = topology_from_nccl(f'<system><cpu numaid="0">{cards}</cpu></system>')
@@ -142,7 +159,7 @@ def topology_from_nccl(text: str, *, name: str = "nccl") -> Topology:
     [('0 -> 1', 240.0), ('0 -> cpu0', 24.0), ('1 -> cpu0', 24.0)]
     """
     try:
-        network = _network(parse_xml(text, _INSIDE))
+        network = _Network(parse_xml(text, _INSIDE))
     except ScheduleError as error:
         raise ArgumentError(f"no topology of NCCL: {error}", argument="text") from None
     ranks = sorted(card.rank for card in network.cards.values())
@@ -151,28 +168,13 @@ def topology_from_nccl(text: str, *, name: str = "nccl") -> Topology:
             "the ranks of the GPUs do not go from 0 up without a gap", argument="text",
             expected="a file that NCCL has written for all of a group's ranks", got=ranks,
         )  # fmt: skip
-    source = (
-        "rates: NCCL, src/graph/topo.h; latency: NCCL, src/graph/tuning.cc, ring, protocol Simple"
-    )
     return Topology(
-        world_size=len(ranks), links=network.without_dead_ends(), name=name, source=source
+        world_size=len(ranks),
+        links=network.without_dead_ends(),
+        name=name,
+        source="rates: NCCL, src/graph/topo.h; "
+        "latency: NCCL, src/graph/tuning.cc, ring, protocol Simple",
     )
-
-
-def _network(system: Element) -> _Network:
-    by_host: dict[str, list[Element]] = {}
-    for element in system.children:
-        by_host.setdefault(element.attributes.get("host_hash", ""), []).append(element)
-    network = _Network(has_network=len(by_host) > 1)
-    for number, (host, elements) in enumerate(by_host.items()):
-        prefix = f"host{number}_" * (len(by_host) > 1)
-        named = [(_word(f"{prefix}cpu{each.word('numaid')}"), each) for each in elements]
-        for name, element in named:
-            network.add_devices(element, name, host, name)
-        for (first, element), (second, _) in combinations(named, 2):
-            network.join(first, second, _between_processors(element), 0.0)
-    network.add_cables()
-    return network
 
 
 def _word(text: str) -> str:
@@ -180,7 +182,7 @@ def _word(text: str) -> str:
 
 
 def _pci_rate(element: Element) -> float:
-    """GB/s of the link of a card to what it is plugged into; what is not known is 16 lanes of 8 GT/s, as in NCCL."""
+    """GB/s of a card's link to its slot; an unknown one has 16 lanes of 8 GT/s, as in NCCL."""
     speed = element.attributes.get("link_speed", "").partition(" ")[0].removesuffix(".0")
     width = element.number("link_width") if element.attributes.get("link_width") else 0
     return _LANE.get(speed, 6.0) * (width or 16) / 8
@@ -195,6 +197,8 @@ def _between_processors(element: Element) -> float:
     return _OTHERS.get(vendor) or _OTHERS.get(element.attributes.get("arch", ""), _SLOW)
 
 
+# --- InfraGraph ---------------------------------------------------------------------------
+
 _RANKS = ("xpu", "npu")  # the second is the name in old files
 _RATES = {"Gbps": 1e9 / 8, "GBps": 1e9}  # bytes per second
 _MOST_WORK = 1 << 24  # a minute
@@ -205,7 +209,8 @@ _TIMES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # seconds
 def topology_from_infragraph(text: str, *, name: str = "infragraph") -> Topology:
     """Read a network of InfraGraph.
 
-    Edges without a bandwidth, or with one in transfers, are left out: how many lanes they have is not in the file.
+    Edges without a bandwidth, or with one in transfers, are left out: how many lanes they have is
+    not in the file.
 
     Parameters
     ----------
@@ -217,13 +222,14 @@ def topology_from_infragraph(text: str, *, name: str = "infragraph") -> Topology
     Raises
     ------
     ArgumentError
-        The text is no such file, or has no ``xpu``, or they are not connected by edges with a bandwidth.
+        The text is no such file, or has no ``xpu``, or they are not connected by edges with a
+        bandwidth.
     MissingExtraError
         The package ``infragraph`` is missing.
     """
     graph = _graph(text)
     ranks = [node for node, kind in graph.nodes(data="type") if str(kind) in _RANKS]
-    nodes: dict[str, int | str] = {node: re.sub(r"\W", "_", node, flags=re.ASCII) for node in graph}
+    nodes: dict[str, int | str] = {node: _word(node) for node in graph}
     if len(set(nodes.values())) < len(nodes):
         raise ArgumentError("two nodes differ only in signs that are no letters", argument="text")
     nodes |= {node: rank for rank, node in enumerate(ranks)}
@@ -234,9 +240,8 @@ def topology_from_infragraph(text: str, *, name: str = "infragraph") -> Topology
         if rate is None:
             left_out[str(values.get("link"))] = None
             continue
-        link = Link(
-            nodes[first], nodes[second], rate, _number(values.get("latency"), _TIMES) or 0.0
-        )
+        latency_s = _number(values.get("latency"), _TIMES) or 0.0
+        link = Link(nodes[first], nodes[second], rate, latency_s)
         links += [link, link.back]
     if not ranks:
         raise ArgumentError(
@@ -275,7 +280,7 @@ def _graph(text: str) -> Any:
 
 
 def _work(infrastructure: Any) -> int:
-    """Nodes times edges of each device, which is how long the package takes for it, for all instances."""
+    """Nodes times edges of each device, for all instances: how long the package takes for them."""
     devices = {device.name: device for device in infrastructure.devices}
 
     def nodes(component: Any, depth: int) -> int:
@@ -301,6 +306,6 @@ def _work(infrastructure: Any) -> int:
 
 
 def _number(text: str | None, units: dict[str, float]) -> float | None:
-    """A value such as ``"400 Gbps"``, in units of SI; ``None`` without a known unit, or if it is 0."""
+    """A value such as ``"400 Gbps"`` in units of SI; ``None`` if it is 0, or has no known unit."""
     value, _, unit = (text or "").partition(" ")
     return float(value) * units[unit] or None if unit in units else None

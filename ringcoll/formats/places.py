@@ -1,19 +1,17 @@
-"""The places of other systems: an index in a rank's input, output or scratch buffer.
+"""The places of other systems, and schedules in the small steps of thread blocks.
 
 Here a chunk number names the same data on every rank. MSCCL and MSCCL++ count the chunks of each
 buffer from 0: on rank 2 of an all-gather, input 0 is chunk 2. `Places` converts one into the other.
 
-Schedules in the small steps of thread blocks: one run of adjacent chunks, one after the other.
-
-Problem: in a step of a schedule, a message carries any chunks, and all reads see the state before the
-step. A thread block does one thing at a time, each with chunks that lie side by side. So messages are
+In a step of a schedule, a message carries any chunks, and all reads see the state before the step.
+A thread block does one thing at a time, each with chunks that lie side by side. So messages are
 cut, at both ends alike, and the pieces of a step are put in an order in which each place is read
-before it is written.
+before it is written (`pieces`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -33,24 +31,15 @@ from ringcoll.schedule import (
     contract,
 )
 
-LETTERS = {Buffer.INPUT: "i", Buffer.OUTPUT: "o", Buffer.SCRATCH: "s"}
-"""The letters that both MSCCL and MSCCL++ use for the buffers."""
+Place = tuple[str, int]
+"""Memory of a rank: ``"i"``, ``"o"`` or ``"io"`` and a chunk, or any other word and a number."""
+
+_LETTERS = {Buffer.INPUT: "i", Buffer.OUTPUT: "o", Buffer.SCRATCH: "s"}  # of MSCCL and MSCCL++
 _MOST_NAMED = 1 << 22  # chunks: those of a 64-rank all-to-all a thousand times
 
 
 class Places:
-    """The buffers of all ranks, for one collective.
-
-    Parameters
-    ----------
-    collective, world_size, num_chunks, root
-        As of a `Schedule`.
-
-    Raises
-    ------
-    ScheduleError
-        There is no such collective, or its blocks cannot be cut into so many chunks.
-    """
+    """The buffers of all ranks; the arguments are those of a `Schedule`."""
 
     def __init__(self, collective: str, world_size: int, num_chunks: int, root: int = 0) -> None:
         self.rules = contract(collective)
@@ -59,7 +48,7 @@ class Places:
 
     @classmethod
     def of(cls, schedule: Schedule) -> Places:
-        """The places of a schedule's buffers."""
+        """The buffers of a schedule."""
         return cls(schedule.collective, schedule.world_size, schedule.num_chunks, schedule.root)
 
     def check_room(self, num_named: int) -> None:
@@ -94,9 +83,18 @@ class Places:
         block, item = divmod(index, self.per_block)
         return self._blocks(rank, letter)[block] * self.per_block + item
 
+    def run(
+        self, rank: int, letter: str, indices: Iterable[int], *, in_place: bool
+    ) -> tuple[Place, ...]:
+        """The places with some indices in a rank's input, output or scratch buffer."""
+        if letter == "s":
+            return tuple(("s", index) for index in indices)
+        word = "io" if in_place else letter
+        return tuple((word, self.chunk(rank, letter, index)) for index in indices)
+
     def index(self, rank: int, ref: Ref) -> tuple[str, int]:
         """The letter of a reference's buffer, and its place in the buffer."""
-        letter = LETTERS[ref.buffer]
+        letter = _LETTERS[ref.buffer]
         if ref.buffer is Buffer.SCRATCH:
             return letter, ref.slot
         block, item = divmod(ref.chunk, self.per_block)
@@ -114,27 +112,17 @@ class Places:
         return buffer, number
 
 
-Memory = tuple[Buffer, int]
-
-
 @dataclass(frozen=True)
 class Piece:
-    """One thing that a thread block does, with adjacent chunks.
+    """One action of a thread block, with adjacent chunks.
 
-    Parameters
-    ----------
-    kind
-        ``"send"``, ``"recv"``, ``"recv_reduce"``, ``"copy"``, or ``"add"``, which adds the source
-        to the target.
-    peer
-        The other rank; -1 for local pieces.
-    sources, targets
-        The chunks that are read, and written. A recv-reduce reads its local operands; what an
-        addition reads of its target is not listed.
+    ``kind`` is ``"send"``, ``"recv"``, ``"recv_reduce"``, ``"copy"``, or ``"add"``, which adds the
+    source to the target. A recv-reduce reads its local operands; what an addition reads of its
+    target is not among the sources.
     """
 
     kind: str
-    peer: int
+    peer: int  # -1 for local pieces
     sources: tuple[Ref, ...]
     targets: tuple[Ref, ...]
 
@@ -145,7 +133,7 @@ class Piece:
 
 
 def pieces(schedule: Schedule, places: Places, longest: int) -> list[list[list[Piece]]]:
-    """Cut a schedule."""
+    """Cut a schedule: the pieces of each rank and step, of at most ``longest`` chunks."""
     world_size = schedule.world_size
     programs = (schedule.steps(rank) for rank in range(world_size))
     result: list[list[list[Piece]]] = [[] for _ in range(world_size)]
@@ -186,14 +174,11 @@ def _message(
     places: Places, rank: int, operation: Recv | RecvReduce, sent: Send, longest: int
 ) -> Iterator[tuple[Piece, Piece]]:
     """The pieces of a message: those of the receiver, each with that of the sender."""
-    into, local = operation.writes, operation.reads
+    peer, into, local = operation.peer, operation.writes, operation.reads
     kind = "recv_reduce" if local else "recv"
-    lists = [(operation.peer, sent.refs), (rank, into), (rank, local or into)]
+    lists = [(peer, sent.refs), (rank, into), (rank, local or into)]
     for run in _runs(places, lists, longest) if into else ():
-        yield (
-            Piece(kind, operation.peer, local[run], into[run]),
-            Piece("send", rank, sent.refs[run], ()),
-        )
+        yield Piece(kind, peer, local[run], into[run]), Piece("send", rank, sent.refs[run], ())
 
 
 def _local(places: Places, rank: int, operation: Operation) -> Iterator[Piece]:
@@ -211,20 +196,20 @@ def _local(places: Places, rank: int, operation: Operation) -> Iterator[Piece]:
 
 def _in_order(places: Places, rank: int, step: int, unordered: list[Piece]) -> list[Piece]:
     """Put the pieces of one step in order: what a piece reads is not yet written."""
-    first = [piece for piece in unordered if piece.kind == "send"]
+    ordered = [piece for piece in unordered if piece.kind == "send"]
     rest = [piece for piece in unordered if piece.kind != "send"]
     read = [{places.memory(rank, ref) for ref in piece.sources} for piece in rest]
     written = [{places.memory(rank, ref) for ref in piece.targets} for piece in rest]
     waiting = list(range(len(rest)))
     while waiting:
         for number in waiting:
-            others = [other for other in waiting if other != number]
             if not any(
                 # A sum is made in order; otherwise the old value is read.
                 (written[number] & written[other] and other < number)
                 or (written[number] & read[other] and not written[number] & written[other])
                 or (rest[number].peer == rest[other].peer >= 0 and other < number)
-                for other in others
+                for other in waiting
+                if other != number
             ):
                 break
         else:
@@ -233,5 +218,5 @@ def _in_order(places: Places, rank: int, step: int, unordered: list[Piece]) -> l
                 "after the other: copy one of them to scratch memory first"
             )
         waiting.remove(number)
-        first.append(rest[number])
-    return first
+        ordered.append(rest[number])
+    return ordered

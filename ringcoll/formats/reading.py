@@ -31,7 +31,7 @@ def schedule_in(text: str) -> Schedule:
 
 
 def topology_in(text: str, *, name: str = "graph") -> Topology:
-    """Read a network: XML of NCCL, YAML or JSON of InfraGraph, or a text of `ringcoll.simulation.topology_text`.
+    """Read a network: XML of NCCL, YAML or JSON of InfraGraph, or a text of `topology_text`.
 
     Raises
     ------

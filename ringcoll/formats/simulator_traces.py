@@ -1,22 +1,18 @@
-"""The bytes that ranks of a schedule send and reduce, for formats that know messages and no data.
-
-GOAL: sends, receives and computations with what they require, for LogGOPSim and ATLAHS.
+"""Programs of simulators that know messages and no data: GOAL, and execution traces of Chakra.
 
 A step of a rank begins when its step before has ended, as in the executor. The end of a step is a
-``calc`` that requires all of it; its length is that of the reductions, one of one nanosecond at least
-where there are any. The n-th message from one rank to another has the tag n at both ends.
+computation that requires all of it; its length is that of the reductions. The n-th message from one
+rank to another has the tag n at both ends.
 
-Sources: ``txt2bin.re`` of spcl/LogGOPSim, for the grammar (a line must not begin with white space);
-T. Hoefler, T. Schneider, A. Lumsdaine, "LogGOPSim", LSAP 2010, for the meaning.
+*GOAL*, for LogGOPSim and ATLAHS: sends, receives and computations (``calc``, of one nanosecond at
+least where there is a reduction) with what they require. Sources: ``txt2bin.re`` of spcl/LogGOPSim,
+for the grammar (a line must not begin with white space); T. Hoefler, T. Schneider, A. Lumsdaine,
+"LogGOPSim", LSAP 2010, for the meaning.
 
-Execution traces of Chakra, one file for each rank: for ASTRA-sim.
-
-A trace is a row of messages of protobuf, each behind its length: one ``GlobalMetadata``, then a
-``Node`` for each send, receive and computation. As in `ringcoll.formats.simulator_traces`, a step ends with a
-computation that depends on all of it, and the next step depends on that.
-
-Of protobuf's encoding two kinds of fields are needed, so that it is written here: numbers, and what has
-a length. Sources: ``schema/protobuf/et_def.proto`` of mlcommons/chakra; its feeder of ASTRA-sim
+*Chakra*, for ASTRA-sim: one file for each rank, a row of messages of protobuf, each behind its
+length: one ``GlobalMetadata``, then a ``Node`` for each send, receive and computation. Of
+protobuf's encoding two kinds of fields are needed, so that it is written here: numbers, and what
+has a length. Sources: ``schema/protobuf/et_def.proto`` of mlcommons/chakra; its feeder of ASTRA-sim
 (``et_feeder_node.cpp``) for the names and types of attributes; protobuf.dev, "Encoding".
 """
 
@@ -24,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule import (
@@ -32,39 +29,48 @@ from ringcoll.schedule import (
     Reduce,
     Schedule,
     Send,
-    Step,
     balanced_share,
     chunks_of_data,
     contract,
 )
 
-
-def traffic(
-    step: Step, length: Callable[[int], int]
-) -> tuple[list[tuple[Send | Recv | RecvReduce, int]], int]:
-    """The messages of a rank's step, each with its bytes, and the bytes that the rank reduces.
-
-    ``length`` says how long a chunk is: `chunk_nbytes`.
-    """
-    messages: list[tuple[Send | Recv | RecvReduce, int]] = []
-    reduced = 0
-    for operation in step:
-        if isinstance(operation, Reduce):
-            reduced += length(operation.into.chunk) * (len(operation.sources) - 1)
-        elif isinstance(operation, Send | Recv | RecvReduce):
-            nbytes = sum(length(ref.chunk) for ref in operation.writes or operation.reads)
-            reduced += nbytes if isinstance(operation, RecvReduce) else 0
-            messages.append((operation, nbytes))
-    return messages, reduced
+_COMP, _SEND, _RECV = 4, 5, 6  # enum NodeType
+_INT32, _INT64, _BOOL = 7, 9, 27  # fields of AttributeProto's value
 
 
-def chunk_nbytes(schedule: Schedule, nbytes: int) -> Callable[[int], int]:
+class _Message(NamedTuple):
+    is_send: bool
+    peer: int
+    nbytes: int
+    tag: int
+
+
+def _traffic(
+    schedule: Schedule, rank: int, nbytes: int
+) -> Iterator[tuple[int, list[_Message], int]]:
+    """The steps in which a rank does anything: number, messages, and bytes that it reduces."""
+    length = _chunk_nbytes(schedule, nbytes)
+    tags: Counter[tuple[bool, int]] = Counter()
+    for number, step in enumerate(schedule.steps(rank)):
+        messages, reduced = [], 0
+        for operation in step:
+            if isinstance(operation, Reduce):
+                reduced += length(operation.into.chunk) * (len(operation.sources) - 1)
+            elif isinstance(operation, Send | Recv | RecvReduce):
+                size = sum(length(ref.chunk) for ref in operation.writes or operation.reads)
+                reduced += size if isinstance(operation, RecvReduce) else 0
+                way = isinstance(operation, Send), operation.peer
+                messages.append(_Message(*way, size, tags[way]))
+                tags[way] += 1
+        if messages or reduced:
+            yield number, messages, reduced
+
+
+def _chunk_nbytes(schedule: Schedule, nbytes: int) -> Callable[[int], int]:
     """Make the function that says how long a chunk is, in bytes.
 
-    Examples
-    --------
     >>> from ringcoll.algorithms import schedule_of
-    >>> [*map(chunk_nbytes(schedule_of("all_reduce", "ring", 3), 10), range(3))]
+    >>> [*map(_chunk_nbytes(schedule_of("all_reduce", "ring", 3), 10), range(3))]
     [4, 3, 3]
     """
     rules = contract(schedule.collective)
@@ -120,31 +126,20 @@ def to_goal(schedule: Schedule, nbytes: int, *, gamma_ns_per_byte: float = 0.0) 
 
 
 def _program(schedule: Schedule, rank: int, nbytes: int, gamma: float) -> Iterator[str]:
-    length = chunk_nbytes(schedule, nbytes)
-    tags: Counter[tuple[str, int]] = Counter()
     label, ended = 0, ""
-    for step in schedule.steps(rank):
-        messages, reduced = traffic(step, length)
+    for _, messages, reduced in _traffic(schedule, rank, nbytes):
         labels = []
-        for operation, size in messages:
-            word = "send" if isinstance(operation, Send) else "recv"
-            way = "to" if word == "send" else "from"
+        for message in messages:
             label += 1
-            yield f"l{label}: {word} {size}b {way} {operation.peer} tag {tags[word, operation.peer]}"
-            tags[word, operation.peer] += 1
             labels.append(f"l{label}")
+            word, way = ("send", "to") if message.is_send else ("recv", "from")
+            yield f"l{label}: {word} {message.nbytes}b {way} {message.peer} tag {message.tag}"
             if ended:
                 yield f"l{label} requires {ended}"
-        if not labels and not reduced:
-            continue
         label += 1
         yield f"l{label}: calc {round(reduced * gamma)}"
         yield from (f"l{label} requires {each}" for each in labels or [ended] if each)
         ended = f"l{label}"
-
-
-_COMP, _SEND, _RECV = 4, 5, 6  # enum NodeType
-_INT32, _INT64, _BOOL = 7, 9, 27  # fields of AttributeProto's value
 
 
 def to_chakra(schedule: Schedule, nbytes: int, *, gamma_us_per_byte: float = 0.0) -> list[bytes]:
@@ -179,31 +174,23 @@ def to_chakra(schedule: Schedule, nbytes: int, *, gamma_us_per_byte: float = 0.0
 
 
 def _nodes(schedule: Schedule, rank: int, nbytes: int, gamma: float) -> Iterator[bytes]:
-    length = chunk_nbytes(schedule, nbytes)
-    tags: Counter[tuple[int, int]] = Counter()
     number = 0
     ended: list[int] = []
-    for index, step in enumerate(schedule.steps(rank)):
-        messages, reduced = traffic(step, length)
+    for index, messages, reduced in _traffic(schedule, rank, nbytes):
         first = number
-        for operation, size in messages:
-            peer, sends = operation.peer, isinstance(operation, Send)
-            ends = (rank, peer) if sends else (peer, rank)
+        for is_send, peer, size, tag in messages:
+            kind, words = (_SEND, "send to") if is_send else (_RECV, "receive from")
+            source, target = (rank, peer) if is_send else (peer, rank)
             attributes = [
-                _attribute("comm_type", _INT64, _SEND if sends else _RECV),
+                _attribute("comm_type", _INT64, kind),
                 _attribute("comm_size", _INT64, size),
-                _attribute("comm_src", _INT32, ends[0]),
-                _attribute("comm_dst", _INT32, ends[1]),
-                _attribute("comm_tag", _INT32, tags[ends]),
+                _attribute("comm_src", _INT32, source),
+                _attribute("comm_dst", _INT32, target),
+                _attribute("comm_tag", _INT32, tag),
             ]
-            tags[ends] += 1
-            name = f"step {index}: {'send to' if sends else 'receive from'} {peer}"
-            yield _node(number, name, _SEND if sends else _RECV, ended, 0, attributes)
+            yield _node(number, f"step {index}: {words} {peer}", kind, ended, 0, attributes)
             number += 1
-        if number == first and not reduced:
-            continue
-        micros = round(reduced * gamma)
-        before = [*range(first, number)] or ended
+        before, micros = [*range(first, number)] or ended, round(reduced * gamma)
         yield _node(number, f"step {index}: reduce", _COMP, before, micros, ())
         ended, number = [number], number + 1
 

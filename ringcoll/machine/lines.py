@@ -156,8 +156,10 @@ class Lines:
 
     def close(self) -> None:
         """Close all sockets."""
-        for closable in (*self._lines.values(), self._server, *self._strangers):
-            closable.close()
+        for line in self._lines.values():
+            line.close()
+        for connection in (self._server, *self._strangers):
+            connection.close()
 
     def _line(self, address: Address) -> _Line:
         return self._lines.setdefault(address, _Line(address, self._hello))

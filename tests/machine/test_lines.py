@@ -246,7 +246,9 @@ def test_lines_and_stores_at_addresses_of_ipv6():
     first, second = Lines("::1"), Lines("::1")
     first.greet([second.address], LIMIT_S)
     assert comes_true(
-        lambda: not second.has_ended(first.address) and second._line(first.address).connections
+        lambda: (
+            not second.has_ended(first.address) and bool(second._line(first.address).connections)
+        )
     )
     second.close()
     assert comes_true(lambda: first.has_ended(second.address))
