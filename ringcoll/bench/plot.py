@@ -124,7 +124,7 @@ def draw_front(
     """Draw the costs of each algorithm as points: filled if it is on the front, otherwise hollow.
 
     ``dominated_by`` has the names that dominate each algorithm: see
-    `ringcoll.cost.counts.dominators`. The lower bounds are dashed lines.
+    `ringcoll.cost.dominators`. The lower bounds are dashed lines.
     """
     check_matplotlib()
     from matplotlib.figure import Figure

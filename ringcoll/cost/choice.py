@@ -1,9 +1,9 @@
 """The choice of an algorithm: the one that ``algorithm="auto"`` stands for in one call.
 
-All ranks must choose alike. So the choice depends only on values that the collective's
-contract makes equal on all ranks, and on the group's table, which rank 0 has published
-(`ringcoll.cost.table`). The rules of the table come first: forced ones, then measured ones.
-If no rule matches, the choice is the algorithm with the least predicted time.
+All ranks must choose alike. So the choice depends only on values that the collective's contract
+makes equal on all ranks, and on the group's table, which rank 0 has published
+(`ringcoll.cost.table`). The rules of the table come first: forced ones, then measured ones. If no
+rule matches, the choice is the algorithm with the least predicted time.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ class Choice:
         return next((row for row in self.predictions if row.algorithm == self.algorithm), None)
 
     def __str__(self) -> str:
-        segments = (
-            "" if self.segment_bytes is None else f" in segments of {self.segment_bytes} bytes"
-        )
+        has_segments = self.segment_bytes is not None
+        segments = f" in segments of {self.segment_bytes} bytes" if has_segments else ""
         return (
             f"{self.collective} of {self.nbytes} bytes on {self.world_size} ranks over "
             f"{self.table.transport}: {self.algorithm}{segments}; {self.reason}"
@@ -153,12 +152,8 @@ def _choose(
         candidates = fastest(*about, order)
     if not candidates:
         raise ArgumentError(f"no algorithm for {collective} reduces in {order}", argument="op")
-    algorithm, segment_bytes, reason = _pick(
-        collective, nbytes, world_size, table, order, candidates
-    )
-    return Choice(
-        collective, nbytes, world_size, algorithm, segment_bytes, reason, candidates, table
-    )
+    picked = _pick(collective, nbytes, world_size, table, order, candidates)
+    return Choice(collective, nbytes, world_size, *picked, candidates, table)
 
 
 def _pick(
@@ -216,7 +211,8 @@ def segment_count(
 ) -> int:
     """Number of segments, from the longest chunk and the wanted bytes of a segment.
 
-    If nobody has said these, they are the ``usual`` ones, or those of the algorithm, and at most those of a slice.
+    If nobody has said these, they are the ``usual`` ones, or those of the algorithm, and at most
+    those of a slice.
     """
     if segment_bytes is None:
         segment_bytes = usual or segment_bytes_of(schedule.collective, schedule, "cpu")

@@ -1,6 +1,4 @@
-"""The costs of a link between two ranks: the numbers that all cost models share.
-
-Lower bounds on the cost of a collective, and the cost of schedules in segments.
+"""Costs of links and schedules, lower bounds on the cost of a collective, and the Pareto front.
 
 Problem: compare algorithms before they run, with each other and with the best
 that is possible.
@@ -36,15 +34,6 @@ For a prefix, rank 0's vector has to go to all; k - 1 results are sums, or k - 2
 Sources: E. Chan, M. Heimlich, A. Purkayastha and R. van de Geijn, "Collective
 communication: theory, practice, and experience", Concurrency and Computation 19
 (2007); P. Patarasuk and X. Yuan, J. Parallel Distrib. Comput. 69 (2009).
-
-The Pareto front: the algorithms that no other algorithm beats in every way.
-
-Problem: rounds, traffic and reduced data pull in different directions, and what they cost depends
-on the machine and on the size of the data. An algorithm *dominates* another if it costs no more in
-each of the three, and less in at least one: then it is the faster of the two wherever alpha, beta
-and gamma are what counts. The front is what no algorithm dominates.
-
-The cost of a schedule in sentences.
 """
 
 from __future__ import annotations
@@ -168,13 +157,6 @@ def _at_least_one(**arguments: int) -> None:
             )
 
 
-def _rounds_to_reach_all(world_size: int, ports: int) -> int:
-    rounds, reached = 0, 1
-    while reached < world_size:
-        rounds, reached = rounds + 1, reached * (ports + 1)
-    return rounds
-
-
 def lower_bound(collective: str, world_size: int, *, ports: int = 1) -> Bound:
     """Compute the cost that no algorithm for a collective can go below.
 
@@ -204,7 +186,10 @@ def lower_bound(collective: str, world_size: int, *, ports: int = 1) -> Bound:
     1
     """
     _at_least_one(world_size=world_size, ports=ports)
-    return Bound(_rounds_to_reach_all(world_size, ports), *contract(collective).least(world_size))
+    rounds, reached = 0, 1
+    while reached < world_size:
+        rounds, reached = rounds + 1, reached * (ports + 1)
+    return Bound(rounds, *contract(collective).least(world_size))
 
 
 def bound_of(proof: Proof) -> Bound:
@@ -224,16 +209,12 @@ def distance(proof: Proof) -> Distance:
     4.67x the rounds, 1.00x the traffic, 1.00x the reduced data
     """
     bound = bound_of(proof)
-    return Distance(
-        *(
-            Fraction(amount) / least if least else None
-            for amount, least in (
-                (proof.rounds, bound.rounds),
-                (proof.traffic, bound.traffic),
-                (proof.reduced, bound.reduced),
-            )
-        )
+    pairs = (
+        (proof.rounds, bound.rounds),
+        (proof.traffic, bound.traffic),
+        (proof.reduced, bound.reduced),
     )
+    return Distance(*(Fraction(cost) / least if least else None for cost, least in pairs))
 
 
 def seconds_on_hosts(
@@ -401,16 +382,17 @@ def dominates(first: Counts, second: Counts) -> bool:
     >>> dominates(cheap, dear), dominates(dear, cheap), dominates(cheap, cheap)
     (True, False, False)
     """
-    return (
-        first != second
-        and first.rounds <= second.rounds
-        and first.traffic <= second.traffic
-        and first.reduced <= second.reduced
-    )
+    pairs = zip(first, second, strict=True)
+    return first != second and all(cost <= other for cost, other in pairs)
 
 
 def dominators(costs: Mapping[str, Counts]) -> dict[str, tuple[str, ...]]:
-    """Find the algorithms that dominate each algorithm.
+    """Find the algorithms that dominate each algorithm: the Pareto front is what none dominates.
+
+    Rounds, traffic and reduced data pull in different directions, and what they cost depends on the
+    machine and on the size of the data. An algorithm *dominates* another if it costs no more in
+    each of the three, and less in at least one: then it is the faster of the two wherever alpha,
+    beta and gamma are what counts.
 
     Parameters
     ----------
@@ -442,19 +424,19 @@ def dominators(costs: Mapping[str, Counts]) -> dict[str, tuple[str, ...]]:
 
 
 def cost_in_sentences(proof: Proof) -> Iterator[str]:
-    """Describe the cost of a proved schedule beside the lower bounds: rounds, data, memory; then reductions, if any.
+    """Describe a proved schedule's rounds, data, memory and reductions beside the lower bounds.
 
     Examples
     --------
     >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule import verify
-    >>> next(cost_in_sentences(verify(schedule_of("all_gather", "ring", 4))))
-    '3 rounds; no algorithm needs fewer than 2. Each rank sends 3 blocks, the least possible. No extra memory.'
+    >>> print(next(cost_in_sentences(verify(schedule_of("all_gather", "ring", 4)))))
+    3 rounds; no algorithm needs fewer than 2. Each rank sends 3 blocks, the least possible. No
+    extra memory.
     """
     rules, bound = contract(proof.schedule.collective), bound_of(proof)
     noun = "token" if rules.at_least_once else "vector" if rules.of_vector else "block"
     unit = rules.blocks_of_rank(proof.schedule.world_size)
-
     if not proof.rounds:
         yield "Nothing is sent."
         return
@@ -485,7 +467,7 @@ def cost_in_sentences(proof: Proof) -> Iterator[str]:
 def in_number(value: Fraction | int, noun: str = "") -> str:
     """Write an amount with at most three decimals, and its noun.
 
-    >>> in_number(Fraction(3, 2), "vector"), in_number(Fraction(1), "block"), in_number(Fraction(2, 3))
+    >>> in_number(Fraction(3, 2), "vector"), in_number(1, "block"), in_number(Fraction(2, 3))
     ('1.5 vectors', '1 block', '0.667')
     """
     number = f"{float(value):.3f}".rstrip("0").rstrip(".")

@@ -1,14 +1,12 @@
-"""What was fitted to a network: rules, and the schedules that they name.
+"""The costs and rules by which all ranks of a group choose an algorithm.
 
-Rank 0 publishes it with the group's table, so all ranks have the same; the name of a schedule that was found
-holds a hash of its text. A schedule is proved on each rank before it runs, as all that does not come with the
-library is.
+Rank 0 decides on a `Table` and publishes it: the table is the same on all ranks, to the last bit.
+It holds the costs of messages, and rules of three kinds: forced rules, rules that were fitted to a
+network, and rules that come from measurements of the algorithms.
 
-The costs and rules by which all ranks of a group choose an algorithm.
-
-Rank 0 decides on a `Table` and publishes it: the table is the same on all ranks, to the last
-bit. It holds the costs of messages, and rules of two kinds: forced rules, and rules that
-come from measurements of the algorithms.
+With fitted rules come the schedules that they name (`Fitted`): the name of a schedule that was
+found holds a hash of its text. A schedule is proved on each rank before it runs, as all that does
+not come with the library is.
 """
 
 from __future__ import annotations
@@ -28,6 +26,11 @@ from ringcoll.cost.rules import FORCED, Range, Rule, in_text, parse_rules
 from ringcoll.errors import ArgumentError, RingcollError, TuningFileError
 from ringcoll.schedule import Schedule
 
+BUILT_IN = "built-in"
+"""The source of tables for which nothing was measured."""
+MEASURED = "measured"
+"""The source of tables that were measured for a group."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
@@ -38,8 +41,8 @@ class Fitted:
     world_size
         Number of ranks.
     hosts
-        Host of each rank, by a number; hosts are numbered in the order of their first ranks. ``None`` if the network
-        does not say it.
+        Host of each rank, by a number; hosts are numbered in the order of their first ranks.
+        ``None`` if the network does not say it.
     graph
         The network, in the text of `ringcoll.simulation.topology_from_text`.
     date
@@ -109,7 +112,11 @@ class Fitted:
         try:
             schedules = tuple((str(name), str(text)) for name, text in values["schedules"].items())
             for name, text in schedules:
-                _adopt(name, text)
+                schedule = Schedule.from_text(text)
+                if not name.endswith(f"_{digest_of(schedule)}"):
+                    message = f"{name} is not the name of its schedule: the text was changed"
+                    raise TuningFileError(message)
+                register_schedule(schedule, name)
             rules = [parse_rules(str(row["rule"])) for row in values["rules"]]
             numbers = [values["world_size"], *(values["hosts"] or ())]
             if not all(type(number) is int for number in numbers):
@@ -144,20 +151,6 @@ def digest_of(schedule: Schedule) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def _adopt(name: str, text: str) -> None:
-    """Register the schedule in a text as an algorithm, once; its name says what it does."""
-    schedule = Schedule.from_text(text)
-    if not name.endswith(f"_{digest_of(schedule)}"):
-        raise TuningFileError(f"{name} is not the name of its schedule: the text was changed")
-    register_schedule(schedule, name)
-
-
-BUILT_IN = "built-in"
-"""The source of tables for which nothing was measured."""
-MEASURED = "measured"
-"""The source of tables that were measured for a group."""
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table:
     """The costs and rules of a group; compared by identity, so that the look-up is quick.
@@ -173,11 +166,11 @@ class Table:
     forced, forced_by
         Rules that come before all others, and where they stand.
     source
-        Where parameters and ``tuned`` come from, for people: `BUILT_IN`, "measured", or
-        the name of a file.
+        Where parameters and ``tuned`` come from, for people: `BUILT_IN`, "measured", or the name of
+        a file.
     device
-        Type of the device of the tensors with which costs and ``tuned`` were measured:
-        ``"cpu"`` or ``"cuda"``. If nothing was measured, of the tensors that the table is for.
+        Type of the device of the tensors with which costs and ``tuned`` were measured: ``"cpu"`` or
+        ``"cuda"``. If nothing was measured, of the tensors that the table is for.
     fit
         What was fitted to the network of the group; its rules come after the forced ones.
     refits
@@ -208,7 +201,7 @@ class Table:
         return measured if self.source == MEASURED else f"{self.source}, {measured}"
 
     def layers(self) -> Iterator[tuple[tuple[Rule, ...], Callable[[Rule], str]]]:
-        """All rules, in the order in which they count, with the function that says why one of them is there."""
+        """All rules, in the order in which they count, with functions that give their reasons."""
         yield self.forced, lambda rule: f"by the rule {rule} ({self.forced_by})"
         if self.fit is not None:
             yield self.fit.rules, self.fit.reason
@@ -321,10 +314,7 @@ def crowded_parameters(
     """
     crowd = max(1.0, -(-world_size // hosts) / cores) if cores else 1.0
     return Parameters(
-        alpha_s=link.alpha_s,
-        beta_s_per_byte=link.beta_s_per_byte,
-        gamma_s_per_byte=link.gamma_s_per_byte,
-        overhead_s=link.overhead_s,
+        **link._asdict(),
         crowded_alpha_s=crowd * link.alpha_s,
         crowded_beta_s_per_byte=crowd * link.beta_s_per_byte,
         crowded_gamma_s_per_byte=crowd * link.gamma_s_per_byte,
