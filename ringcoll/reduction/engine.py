@@ -1,14 +1,12 @@
-"""Engines compute reductions: with torch's operators, or with kernels for a GPU.
+"""The computation of reductions: by engines, and in the order of a proof, before a call.
 
 An engine binds a reduction to memory once; the bound reduction then runs any number of times
-(`Engine.bind`). torch's operators are the reference, and the fallback. ``Engine.name`` says which
-engine is used, and ``Engine.reason`` why.
+(`Engine.bind`). torch's operators are the reference, and the fallback; `ringcoll.reduction.gpu` has
+kernels. ``Engine.name`` says which engine is used, and ``Engine.reason`` why.
 
-Results that are known before the call: inputs reduced in the order of a proof.
-
-Problem: a sum of floats depends on the order of its operands. The proof of a schedule says in
-which order every chunk is reduced, so the bits of a result follow from the inputs alone. Here they
-are computed, with the functions and the dtypes of a real call, and nothing is sent.
+A sum of floats depends on the order of its operands. The proof of a schedule says in which order
+every chunk is reduced, so the bits of a result follow from the inputs alone: `predicted_result`
+computes them with the functions and the dtypes of a real call, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ class Engine:
         reduction
             Reduction: an operator bound to a dtype.
         into
-            Vectors for the total, in the reduction's ``work_dtype``: at least one. The first
-            vector may be one of the first two sources, and overlaps no other source.
+            Vectors for the total, in the reduction's ``work_dtype``: at least one. The first vector
+            may be one of the first two sources, and overlaps no other source.
         sources
             Vectors to reduce, in ``work_dtype`` or ``wire_dtype``: at least one.
         world_size
@@ -144,9 +142,9 @@ def reduce_in_order(
     op
         The operator; see `as_operator`. AVG divides by the number of inputs.
     dtype
-        Dtype of the tensors of the call, to which the inputs are converted first; by default
-        their own. Narrower floats are added up in float32, and rounded at the end, as in a
-        call without ``wire_dtype``.
+        Dtype of the tensors of the call, to which the inputs are converted first; by default their
+        own. Narrower floats are added up in float32, and rounded at the end, as in a call without
+        ``wire_dtype``.
 
     Returns
     -------
@@ -156,8 +154,8 @@ def reduce_in_order(
     Raises
     ------
     ArgumentError
-        The inputs are not alike, ``order`` does not have each rank once, or the operator is
-        not defined for the dtype.
+        The inputs are not alike, ``order`` does not have each rank once, or the operator is not
+        defined for the dtype.
 
     Examples
     --------
@@ -209,28 +207,28 @@ def predicted_result(
 ) -> Tensor:
     """Compute the result of a call, bit for bit, from the order that was proved.
 
-    The number of segments, the transport and the time at which messages arrive change no
-    bit. A narrower ``wire_dtype`` does, and is not predicted.
+    The number of segments, the transport and the time at which messages arrive change no bit. A
+    narrower ``wire_dtype`` does, and is not predicted.
 
     Parameters
     ----------
     proof
-        The proof of the schedule that the call runs: of the same algorithm, number of ranks,
-        root and hosts. The collective is one that reduces.
+        The proof of the schedule that the call runs: of the same algorithm, number of ranks, root
+        and hosts. The collective is one that reduces.
     inputs, op, dtype
         As for `reduce_in_order`; an input is the whole input of a rank.
 
     Returns
     -------
     Tensor
-        The result, with the shape of an input. Rank r has all of it after an all-reduce, and
-        block r of it after a reduce-scatter; the root has it after a reduce.
+        The result, with the shape of an input. Rank r has all of it after an all-reduce, and block
+        r of it after a reduce-scatter; the root has it after a reduce.
 
     Raises
     ------
     ArgumentError
-        As for `reduce_in_order`; or the ranks do not reduce in the same order, so that there
-        is no single result.
+        As for `reduce_in_order`; or the ranks do not reduce in the same order, so that there is no
+        single result.
     ScheduleError
         The collective reduces no data, or the inputs cannot be divided into equal blocks.
 

@@ -1,19 +1,15 @@
-"""CUDA kernels for reductions: their types and sizes, and the arguments of a launch.
+"""Reductions on a GPU: kernels, compiled and launched by CuPy.
 
-Problem: reduce vectors on a GPU as fast as its memory can be read and written, for every
-operator and dtype, wherever the vectors start. The kernel itself is ``reduce.cuh``. This module
-fills in types and sizes (`Kernel`), and looks at the places of the vectors (`aligned`). Nothing
-here needs a GPU: tests compile every kernel, and run it on a CPU. `ringcoll.reduction.gpu`
-compiles and launches.
+Problem: reduce vectors on a GPU as fast as its memory can be read and written, for every operator
+and dtype, wherever the vectors start. The kernel itself is ``reduce.cuh``; here its types and sizes
+are filled in (`Kernel`) for the places of the vectors (`aligned`), which needs no GPU: tests
+compile every kernel, and run it on a CPU. Cost: a launch; each operand is read once, each result is
+written once.
 
-Cost: a launch; each operand is read once, each result is written once.
-
-Reductions on a GPU, with the kernels of ``reduce.cuh``, compiled and launched by CuPy.
-
-CuPy comes with the extra ``ringcoll[cuda13]`` or ``ringcoll[cuda12]``. The launch gets addresses
-of torch's memory, of any dtype, and torch's current stream: nothing is copied, and the host waits
-for nothing. The first use compiles a kernel, in some tenths of a second; CuPy keeps the compiled
-kernel on disk (``CUPY_CACHE_DIR``).
+CuPy comes with the extra ``ringcoll[cuda13]`` or ``ringcoll[cuda12]``. The launch gets addresses of
+torch's memory, of any dtype, and torch's current stream: nothing is copied, and the host waits for
+nothing. The first use compiles a kernel, in some tenths of a second; CuPy keeps the compiled kernel
+on disk (``CUPY_CACHE_DIR``).
 """
 
 from __future__ import annotations
@@ -35,17 +31,15 @@ from ringcoll.errors import MissingExtraError
 from ringcoll.reduction.engine import Engine, run_all
 from ringcoll.reduction.operators import OPERATORS, SIGNED_TWIN, Reduction
 
-THREADS = 256
-"""Threads of a block, unless a kernel says otherwise."""
-
 MOST_SOURCES = 16
 """Largest number of operands of a launch, which holds all of them in registers at once."""
 
+# Of the compiler. Without fused multiply-add, results are those of a CPU bit for bit.
 OPTIONS = ("--std=c++17", "--fmad=false")
-"""Options of the compiler. Without fused multiply-add, results are those of a CPU bit for bit."""
 
-# Number of accesses under way in a thread. Reckoned, not measured: 4.8 TB/s (the data sheet of an H200) for a
-# latency of 1 us is 36 KiB for each of its 132 multiprocessors; 768 threads ask for 96 KiB.
+# Number of accesses under way in a thread. Reckoned, not measured: 4.8 TB/s (the data sheet of an
+# H200) for a latency of 1 us is 36 KiB for each of its 132 multiprocessors; 768 threads ask for 96
+# KiB.
 _LOADS = 8
 _MOST_UNROLLED = 4
 _MOST_ELEMENTS = 32  # of a vector in a thread: more elements do not fit in its registers
@@ -119,7 +113,7 @@ class Kernel:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return THREADS
+        return 256
 
     @property
     def unroll(self) -> int:
@@ -131,8 +125,8 @@ class Kernel:
         """Blocks for which a multiprocessor has to have room.
 
         The number is for the compiler, which would otherwise save registers for more blocks, and
-        wait for a load before it asks for the next. For sm_100 NVRTC 13.5 even spilled registers
-        of some kernels. Other kernels do not fit if there are to be three blocks, or even two.
+        wait for a load before it asks for the next. For sm_100 NVRTC 13.5 even spilled registers of
+        some kernels. Other kernels do not fit if there are to be three blocks, or even two.
         """
         elements = self.sources * self.pack
         is_float8 = self.first.startswith("float8") or self.rest.startswith("float8")
@@ -174,23 +168,16 @@ def header() -> str:
     return f"#define RINGCOLL_LARGE_E4M3 {large}\n{text}"
 
 
-class Place(NamedTuple):
-    """Start of a vector, and size of its elements, in bytes."""
-
-    address: int
-    itemsize: int
-
-
-def aligned(places: Sequence[Place], pack: int) -> tuple[int, int] | None:
+def aligned(places: Sequence[tuple[int, int]], pack: int) -> tuple[int, int] | None:
     """The longest run that fits all vectors, and the number of elements before the first run.
 
-    Examples
-    --------
-    >>> aligned([Place(4096, 4), Place(8192, 4)], 4)
+    Places are the addresses of vectors, with the sizes of their elements, in bytes.
+
+    >>> aligned([(4096, 4), (8192, 4)], 4)
     (4, 0)
-    >>> aligned([Place(4100, 4), Place(8196, 4)], 4)  # both one element off
+    >>> aligned([(4100, 4), (8196, 4)], 4)  # both one element off
     (4, 3)
-    >>> aligned([Place(4096, 4), Place(8200, 4)], 4)  # two elements apart
+    >>> aligned([(4096, 4), (8200, 4)], 4)  # two elements apart
     (2, 0)
     """
     if any(address % itemsize for address, itemsize in places):
@@ -230,27 +217,31 @@ def launch_of(
     Launch or None
         ``None`` if a vector is not aligned to its own elements.
     """
-    vectors = (*sources, *into)
-    pack = kernel.pack
-    fit = aligned([Place(vector.data_ptr(), vector.itemsize) for vector in vectors], pack)
+    vectors, numel = (*sources, *into), into[0].numel()
+    assert all(vector.numel() == numel for vector in vectors)
+    pointers = [vector.data_ptr() for vector in vectors]
+    itemsizes = [vector.itemsize for vector in vectors]
+    fit = aligned([*zip(pointers, itemsizes, strict=True)], kernel.pack)
     if fit is None:
         return None
-    run, head = fit
-    numel = into[0].numel()
-    assert all(vector.numel() == numel for vector in vectors)
-    head = min(head, numel)
-    tile = kernel.threads * kernel.unroll
-    blocks = max(1, min(-(-((numel - head) // pack) // tile), _MOST_BLOCKS))
-    pointers = [vector.data_ptr() for vector in vectors]
+    run, head = fit[0], min(fit[1], numel)
+    packs, tile = (numel - head) // kernel.pack, kernel.threads * kernel.unroll
+    blocks = max(1, min(-(-packs // tile), _MOST_BLOCKS))
     numbers = (float(factor.real), float(factor.imag))
     return Launch(replace(kernel, run=run), blocks, (*pointers, numel, head, *numbers))
 
+
+# --- the engine ---------------------------------------------------------------------------
 
 bound: Counter[str] = Counter()
 """How often this process has bound reductions to kernels, and to torch's operators instead."""
 
 _MOST_RESULTS = 2
 _MOST_CHARACTERS = 300  # of an error of CuPy: its first line
+# Names of operators in the kernels: for numbers, and for bool.
+_SUMS = {"avg": "Sum", "premul_sum": "Sum"}
+_OPS = {name: name.capitalize() for name in OPERATORS.values()} | _SUMS
+_BOOL_OPS = {**_OPS, "sum": "Bor", "max": "Bor", "product": "Band", "min": "Band"}
 _choosing = threading.Lock()
 _chosen: dict[str, Engine] = {}
 
@@ -261,13 +252,11 @@ class _Stream(NamedTuple):
     ptr: int
 
 
-@cache
-def _stream(handle: int) -> _Stream:
-    return _Stream(handle)
+_stream = cache(_Stream)
 
 
 def _import_cupy() -> Any:
-    """Import CuPy; the warnings of an import are nobody's, even where the user makes them errors."""
+    """Import CuPy; warnings of an import are nobody's, even where the user makes them errors."""
     with warnings.catch_warnings():  # it is process-wide: an import is short, and happens once
         warnings.simplefilter("ignore")
         return import_module("cupy")
@@ -352,14 +341,6 @@ def _warn(reason: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
-# Names of operators in the kernels: for numbers, and for bool.
-_OPS = {name: name.capitalize() for name in OPERATORS.values()} | {
-    "avg": "Sum",
-    "premul_sum": "Sum",
-}
-_BOOL_OPS = {**_OPS, "sum": "Bor", "max": "Bor", "product": "Band", "min": "Band"}
-
-
 class CupyEngine(Engine):
     """The kernels of ``reduce.cuh``, by the module ``cupy``; torch's operators without a kernel.
 
@@ -390,16 +371,14 @@ class CupyEngine(Engine):
         narrow: Tensor | None = None,
     ) -> Callable[[], object]:
         """Make a function that reduces vectors; see `Engine.bind`."""
-        most = MOST_SOURCES
-        if len(sources) > most:
-            first = self.bind(reduction, into[:1], sources[:most], None)
-            rest = (into[0], *sources[most:])
+        if len(sources) > MOST_SOURCES:
+            first = self.bind(reduction, into[:1], sources[:MOST_SOURCES], None)
+            rest = (into[0], *sources[MOST_SOURCES:])
             return run_all([first, self.bind(reduction, into, rest, world_size, narrow)])
         results = (*into, *([] if narrow is None else [narrow]))
         rounds = world_size is not None or narrow is not None
         kernel = _kernel(reduction, results, sources, world_size, rounds)
-        run = kernel and self.launch(kernel, results, sources, float(world_size or 0))
-        if run:
+        if kernel and (run := self.launch(kernel, results, sources, float(world_size or 0))):
             return run
         bound["torch"] += 1
         return super().bind(reduction, into, sources, world_size, narrow)
@@ -409,8 +388,7 @@ class CupyEngine(Engine):
         wire, wide = c_type(narrow.dtype), c_type(tensor.dtype)
         if wire is not None and wide is not None:
             kernel = Kernel("Sum", "Plain", wide, wide, wire, wide, 1, 2, rounded=wire)
-            run = self.launch(kernel, (narrow, tensor), (tensor,))
-            if run is not None:
+            if run := self.launch(kernel, (narrow, tensor), (tensor,)):
                 return run
         return super().round(narrow, tensor)
 
@@ -420,17 +398,15 @@ class CupyEngine(Engine):
         The kernel rounds the input to the wire dtype after the scaling only; torch's operators
         round before the scaling, too.
         """
-        operator = reduction.operator
-        factor = operator.factor
-        source, work = c_type(flat.dtype), c_type(reduction.work_dtype)
-        wire = c_type(reduction.wire_dtype)
+        factor = reduction.operator.factor
+        dtypes = flat.dtype, reduction.work_dtype, reduction.wire_dtype
+        source, work, wire = map(c_type, dtypes)
         # The host would have to wait for a factor on the GPU. Without a factor torch is as fast.
         if isinstance(factor, int | float | complex) and source and work and wire:
-            finish = "Scale" if operator.has_real_factor else "Multiply"
+            finish = "Scale" if reduction.operator.has_real_factor else "Multiply"
             kernel = Kernel("Sum", finish, source, source, work, work, 1, 1, rounded=wire)
             into = torch.empty_like(flat, dtype=reduction.work_dtype)
-            run = self.launch(kernel, (into,), (flat,), factor)
-            if run is not None:
+            if run := self.launch(kernel, (into,), (flat,), factor):
                 run()
                 return into
         return super().encode(reduction, flat)
@@ -448,9 +424,9 @@ class CupyEngine(Engine):
         -------
         callable or None
             ``None`` if a vector is not aligned to its own elements, if the kernel would have to be
-            loaded while a CUDA graph is captured, or if it cannot be compiled. The callable keeps the tensors alive,
-            and does nothing on the host but the launch. The tensors' device has to be the
-            current device when the callable is called.
+            loaded while a CUDA graph is captured, or if it cannot be compiled. The callable keeps
+            the tensors alive, and does nothing on the host but the launch. The tensors' device has
+            to be the current device when the callable is called.
         """
         fitted = launch_of(kernel, into, sources, factor)
         device = into[0].device
@@ -532,9 +508,8 @@ def _kernel(
         )
         for vector in (sources[0], sources[-1], into[0], into[-1])
     )
-    rounded: str | None = ""
-    if rounds and reduction.wire_dtype is not reduction.work_dtype:
-        rounded = c_type(reduction.wire_dtype)
+    is_rounded = rounds and reduction.wire_dtype is not reduction.work_dtype
+    rounded = c_type(reduction.wire_dtype) if is_rounded else ""
     if op is None or first is None or rest is None or target is None or copy is None:
         return None
     if rounded is None or len({source.dtype for source in sources[1:]}) > 1:
