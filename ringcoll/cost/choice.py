@@ -38,12 +38,10 @@ class Choice:
     ----------
     collective, nbytes, world_size
         The call.
-    algorithm
-        Name of the chosen algorithm.
+    algorithm, reason
+        Name of the chosen algorithm, and the reason for the choice in words.
     segment_bytes
         Bytes of a segment; ``None`` if the algorithm is not pipelined.
-    reason
-        The reason for the choice, in words.
     predictions
         Predictions for all algorithms that may run, the fastest first.
     table
@@ -81,11 +79,7 @@ def pipelined_segment_bytes(device: str = "cpu") -> int:
 def segment_bytes_of(collective: str, algorithm: str | Schedule, device: str) -> int | None:
     """Bytes of a segment for an algorithm that is asked for by name, or as a schedule.
 
-    Returns
-    -------
-    int or None
-        ``None`` for ``"auto"``, which chooses them itself, and for an algorithm that is not
-        pipelined.
+    ``None`` for ``"auto"``, which chooses them itself, and for an algorithm that is not pipelined.
 
     Examples
     --------
@@ -113,12 +107,10 @@ def choose(
 
     Parameters
     ----------
-    collective
-        Name of the collective.
+    collective, world_size
+        Name of the collective, and number of ranks.
     nbytes
         Bytes of the whole data: the vector, or all blocks of one rank.
-    world_size
-        Number of ranks.
     table
         Costs and rules of the group.
     order

@@ -79,8 +79,8 @@ class LinkCosts(NamedTuple):
     ) -> float:
         """``rounds * alpha + further * overhead + (traffic * beta + reduced * gamma) * nbytes``.
 
-        The source is R. Hockney's model, "The communication challenge for MPP",
-        Parallel Computing 20 (1994), with gamma as R. Thakur et al. add it.
+        The source is R. Hockney's model, "The communication challenge for MPP", Parallel Computing
+        20 (1994), with gamma as R. Thakur et al. add it.
 
         Parameters
         ----------
@@ -167,8 +167,8 @@ def lower_bound(collective: str, world_size: int, *, ports: int = 1) -> Bound:
     world_size
         Number of ranks k, at least 1.
     ports
-        Messages that a rank may send, and receive, at the same time. With p of
-        them the rounds are at least log k to the base p + 1.
+        Messages that a rank may send, and receive, at the same time. With p of them the rounds are
+        at least log k to the base p + 1.
 
     Raises
     ------
@@ -222,9 +222,9 @@ def seconds_on_hosts(
 ) -> float:
     """Estimate a schedule's time where hosts have links of their own.
 
-    Inside a host each rank has a link, as in `LinkCosts.seconds`. All ranks of a host share
-    a link to other hosts, and the busier direction of the link counts. Both kinds of links
-    work at the same time, so that the slower one counts; the time of the reduction is added.
+    Inside a host each rank has a link, as in `LinkCosts.seconds`. All ranks of a host share a link
+    to other hosts, and the busier direction of the link counts. Both kinds of links work at the
+    same time, so that the slower one counts; the time of the reduction is added.
 
     Parameters
     ----------
@@ -296,10 +296,9 @@ def _busiest_links(steps: Sequence[Step], hosts: Sequence[int]) -> tuple[int, in
 def wavefront_counts(schedule: Schedule, num_segments: int) -> Counts:
     """Count the cost of a schedule that is run in segments.
 
-    With T steps and S segments, segment j does step w - j in wave w, so there are
-    T + S - 1 waves; in a wave a rank does up to S of its steps, each on 1/S of the
-    data. If B n is the most that any rank sends or receives in all steps, the
-    whole takes at most::
+    With T steps and S segments, segment j does step w - j in wave w, so there are T + S - 1 waves;
+    in a wave a rank does up to S of its steps, each on 1/S of the data. If B n is the most that any
+    rank sends or receives in all steps, the whole takes at most::
 
         (T + S - 1) * (alpha + B * n / S * beta)
 
@@ -307,9 +306,9 @@ def wavefront_counts(schedule: Schedule, num_segments: int) -> Counts:
 
         (T - 1) * alpha + B * n * beta + 2 * sqrt((T - 1) * B * n * alpha * beta)
 
-    The counts are exact: a wave costs what its busiest rank does in it, and the
-    first and last waves, in which only some of the steps are under way, cost less.
-    For the chain (T = k - 1, B = 1) both are the same.
+    The counts are exact: a wave costs what its busiest rank does in it, and the first and last
+    waves, in which only some of the steps are under way, cost less. For the chain (T = k - 1, B =
+    1) both are the same.
 
     Parameters
     ----------
@@ -402,8 +401,8 @@ def dominators(costs: Mapping[str, Counts]) -> dict[str, tuple[str, ...]]:
     Returns
     -------
     dict
-        For each name the names *on the front* that dominate it; none for those that are on
-        the front. Algorithms of equal cost do not dominate each other.
+        For each name the names *on the front* that dominate it; none for those that are on the
+        front. Algorithms of equal cost do not dominate each other.
 
     Examples
     --------

@@ -345,10 +345,8 @@ def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -
         The algorithm; it has to run on so many ranks, and not to need to know the hosts.
     nbytes
         Size of the whole data: the vector, or all blocks of a rank.
-    world_size
-        Number of ranks.
-    costs
-        Costs of messages and bytes.
+    world_size, costs
+        Number of ranks, and costs of messages and bytes.
     """
     profile, costs = _profile(entry, world_size), costs.at(nbytes)
     longest = -(-nbytes // profile.num_chunks)
@@ -375,20 +373,12 @@ def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -
 def predictions(
     collective: str, nbytes: int, world_size: int, costs: Parameters
 ) -> tuple[Prediction, ...]:
-    """Predict every algorithm of the library that can run, the fastest first.
+    """Predict every algorithm of the library that can run, the fastest first; see `predict`.
 
-    An algorithm with a parameter is there several times, with the values that it offers.
-
-    Algorithms that a program has registered are left out: other ranks may not have them. So are
-    those that move blocks whose lengths not every rank knows, if these are needed, and those that
-    depend on which rank is on which host: here messages cost the same everywhere.
-
-    Parameters
-    ----------
-    collective
-        The collective.
-    nbytes, world_size, costs
-        As for `predict`.
+    An algorithm with a parameter is there several times, with the values that it offers. Algorithms
+    that a program has registered are left out: other ranks may not have them. So are those that
+    move blocks whose lengths not every rank knows, if these are needed, and those that depend on
+    which rank is on which host: here messages cost the same everywhere.
 
     Examples
     --------

@@ -36,7 +36,6 @@ AUTO = "auto"
 """The algorithm of a rule that leaves the choice to the model."""
 EVERY = "*"
 """The collective of a rule that is for all of them."""
-
 FORCED = "RINGCOLL_ALGORITHM"
 """The source of rules that were forced: the variable of the environment."""
 
@@ -50,13 +49,8 @@ _INF = "inf"
 class Range:
     """Numbers from ``first`` to before ``end``; ``None`` is no end. Its ``str`` has sizes in bytes.
 
-    Raises
-    ------
-    RulesError
-        The range is empty, or its first number is below 0.
+    Raises `RulesError` if the range is empty, or its first number is below 0.
 
-    Examples
-    --------
     >>> 3 in Range(2, 4), 4 in Range(2, 4), 10**9 in Range(2)
     (True, False, True)
     """
@@ -86,12 +80,10 @@ class Rule:
 
     Parameters
     ----------
-    collective
-        Its name, or `EVERY`.
+    collective, algorithm
+        Their full names, or `EVERY` and `AUTO`.
     nbytes
         Sizes of the whole data, the vector or all blocks of a rank, in bytes.
-    algorithm
-        Its full name, or `AUTO`.
     segment_bytes
         Size of a segment; ``None`` for what suits the algorithm.
     world_size, hosts

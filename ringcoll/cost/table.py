@@ -38,19 +38,15 @@ class Fitted:
 
     Parameters
     ----------
-    world_size
-        Number of ranks.
+    world_size, date
+        Number of ranks; date and time of the fit, in ISO format.
     hosts
         Host of each rank, by a number; hosts are numbered in the order of their first ranks.
         ``None`` if the network does not say it.
     graph
         The network, in the text of `ringcoll.simulation.topology_from_text`.
-    date
-        Date and time of the fit, in ISO format.
-    rules
-        Rules: an algorithm for each range of sizes.
-    reasons
-        A sentence for each rule.
+    rules, reasons
+        An algorithm for each range of sizes, and a sentence for each rule.
     schedules
         Texts of the schedules that were found, by the names that the rules have for them.
     """
@@ -69,13 +65,7 @@ class Fitted:
         return f"fitted on {self.date[:10]}: {self.reasons[self.rules.index(rule)]}"
 
     def check(self, hosts: tuple[int, ...]) -> None:
-        """Refuse a fit that is not for these ranks and hosts, or of another version of the library.
-
-        Raises
-        ------
-        TuningFileError
-            It is for something else; the message says for what.
-        """
+        """Refuse a fit for other ranks or hosts, or of another version, by a `TuningFileError`."""
         layout = numbered(hosts)
         for what, own, here in (
             ("version of ringcoll", self.version, __version__),
@@ -102,13 +92,7 @@ class Fitted:
 
     @classmethod
     def from_json(cls, values: Any) -> Fitted:
-        """Make a fit from the values of `to_json`, and register its schedules.
-
-        Raises
-        ------
-        TuningFileError
-            The values are no fit.
-        """
+        """Make a fit from `to_json`'s values, and register its schedules; or `TuningFileError`."""
         try:
             schedules = tuple((str(name), str(text)) for name, text in values["schedules"].items())
             for name, text in schedules:
@@ -159,10 +143,8 @@ class Table:
     ----------
     transport, world_size, hosts
         The transport, number of ranks and number of hosts that the table is for.
-    parameters
-        Costs of messages, bytes and reductions.
-    tuned
-        Rules that were measured, or are built in.
+    parameters, tuned
+        Costs of messages, bytes and reductions; rules that were measured, or are built in.
     forced, forced_by
         Rules that come before all others, and where they stand.
     source
@@ -230,10 +212,7 @@ class Table:
     def from_json(cls, values: Any) -> Table:
         """Make a table from the values of `to_json`; rules may name algorithms unknown here.
 
-        Raises
-        ------
-        TuningFileError
-            The values are no table.
+        Raises `TuningFileError` if the values are no table.
         """
         try:
             return cls(
@@ -299,10 +278,8 @@ def crowded_parameters(
 
     Parameters
     ----------
-    link
-        Costs of a link between two ranks.
-    world_size, hosts
-        Numbers of ranks and of hosts.
+    link, world_size, hosts
+        Costs of a link between two ranks; numbers of ranks and of hosts.
     cores
         Cores of a host, which its ranks have to share; ``None`` for enough of them.
 

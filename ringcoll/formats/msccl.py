@@ -62,19 +62,14 @@ _ACTIONS = {  # of each type: what it does, from where, to where
 
 
 def to_msccl(schedule: Schedule, *, max_steps: int = 64) -> str:
-    """Write a schedule as an algorithm of MSCCL.
+    """Write a schedule that keeps its contract as an algorithm of MSCCL, in XML.
 
     Parameters
     ----------
     schedule
-        A schedule that keeps its contract.
+        The schedule.
     max_steps
         Most steps of a thread block: 64 for msccl-executor-nccl, 256 for MSCCL and RCCL.
-
-    Returns
-    -------
-    str
-        The XML.
 
     Raises
     ------
@@ -204,12 +199,7 @@ def _new_block(places: Places, rank: int, way: str, peer: int) -> _ThreadBlock:
 
 
 def from_msccl(text: str) -> Schedule:
-    """Read an algorithm of MSCCL.
-
-    Returns
-    -------
-    Schedule
-        A schedule that is still to be verified.
+    """Read an algorithm of MSCCL, as a schedule that is still to be verified.
 
     Raises
     ------

@@ -51,17 +51,7 @@ _Run = tuple[int, tuple[Place, ...]]
 
 
 def to_mscclpp(schedule: Schedule) -> str:
-    """Write a schedule as an execution plan of MSCCL++.
-
-    Parameters
-    ----------
-    schedule
-        A schedule that keeps its contract.
-
-    Returns
-    -------
-    str
-        The JSON.
+    """Write a schedule that keeps its contract as an execution plan of MSCCL++, in JSON.
 
     Raises
     ------
@@ -248,12 +238,7 @@ def _as_run(places: Sequence[Place]) -> dict[str, Any]:
 
 
 def from_mscclpp(text: str) -> Schedule:
-    """Read a plain execution plan of MSCCL++.
-
-    Returns
-    -------
-    Schedule
-        A schedule that is still to be verified.
+    """Read a plain execution plan of MSCCL++, as a schedule that is still to be verified.
 
     Raises
     ------

@@ -85,12 +85,12 @@ def _chunk_nbytes(schedule: Schedule, nbytes: int) -> Callable[[int], int]:
 
 
 def to_goal(schedule: Schedule, nbytes: int, *, gamma_ns_per_byte: float = 0.0) -> str:
-    """Write a schedule as a GOAL text, all ranks in one.
+    """Write a schedule that keeps its contract as a GOAL text, all ranks in one.
 
     Parameters
     ----------
     schedule
-        A schedule that keeps its contract.
+        The schedule.
     nbytes
         Bytes of the whole data: of the vector, or of all blocks of a rank.
     gamma_ns_per_byte
@@ -143,21 +143,16 @@ def _program(schedule: Schedule, rank: int, nbytes: int, gamma: float) -> Iterat
 
 
 def to_chakra(schedule: Schedule, nbytes: int, *, gamma_us_per_byte: float = 0.0) -> list[bytes]:
-    """Write a schedule as traces, one for each rank.
+    """Write a schedule that keeps its contract as traces: ``NAME.RANK.et`` for each rank.
 
     Parameters
     ----------
     schedule
-        A schedule that keeps its contract.
+        The schedule.
     nbytes
         Bytes of the whole data: of the vector, or of all blocks of a rank.
     gamma_us_per_byte
         Microseconds that it takes to reduce a byte; a trace holds whole microseconds.
-
-    Returns
-    -------
-    list of bytes
-        The content of ``NAME.RANK.et``, by rank.
 
     Raises
     ------

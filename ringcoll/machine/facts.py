@@ -185,10 +185,9 @@ def hosts_of(places: Sequence[str]) -> tuple[int, ...]:
 def _resident() -> int:
     """The largest resident size since the last call; it begins again when ``5`` is written.
 
-    It is the size of the whole process, torch's libraries included (Linux,
-    ``proc_pid_clear_refs(5)``). The kernel counts in batches of pages, so it is right to some 100
-    KiB. Memory that was freed, and that malloc has kept and gives out again, does not show.
-    ``ru_maxrss`` begins again with it.
+    It is the size of the whole process, torch's libraries included, to some 100 KiB: the kernel
+    counts in batches of pages (Linux, ``proc_pid_clear_refs(5)``). Memory that was freed, and that
+    malloc has kept and gives out again, does not show. ``ru_maxrss`` begins again with it.
     """
     # Without `pathlib`, which takes as long as the kernel does: 20 us instead of 40.
     file = os.open(f"{_PROCESS}/status", os.O_RDONLY)

@@ -36,11 +36,8 @@ def _finite(value: Any) -> Any:
 def read_file(path: Path) -> str:
     """Read a text in UTF-8.
 
-    Raises
-    ------
-    OSError
-        The file cannot be read, is too large, is no text, or is none: a folder, a device, a pipe
-        without a writer. The error is the reason in words.
+    An ``OSError`` gives the reason in words why it cannot be read: it is too large, no text, or no
+    file, as a folder, a device, or a pipe without a writer.
     """
     try:
         mode = path.stat().st_mode
@@ -72,13 +69,8 @@ def replace_file(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a draft beside a file, and put the draft in the file's place at once.
 
     What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. Of ``mode``,
-    the ``umask`` takes away what it says.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written; the draft is gone, and the file as before. The error names the
-        file.
+    the ``umask`` takes away what it says. An ``OSError`` names the file; the draft is gone then,
+    and the file as before.
     """
     replace_files({path: content}, mode)
 

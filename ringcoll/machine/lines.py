@@ -117,13 +117,7 @@ class _Line:
 
 
 class Lines:
-    """The address at which a process listens, and its lines.
-
-    Raises
-    ------
-    OSError
-        Nobody can listen at the host.
-    """
+    """The address at which a process listens, and its lines; ``OSError`` if it cannot listen."""
 
     def __init__(self, host: str) -> None:
         self._server = _listening(host)
@@ -191,9 +185,9 @@ class Lines:
 
 
 def end_of(connection: socket.socket) -> bool | None:
-    """Whether the other end, which sends nothing, has ended a connection, and not an error.
+    """Whether the other end has ended a connection, and not an error; ``None`` if it is there.
 
-    ``None`` if the connection, which must not block, is there.
+    The connection does not block, and its other end sends nothing.
     """
     try:
         return True if not connection.recv(1) else None  # nobody sends anything more

@@ -93,25 +93,16 @@ os.register_at_fork(after_in_child=_keep_for_ever)
 
 
 def check_goes_on() -> None:
-    """Make sure that a group can be made.
-
-    Raises
-    ------
-    GroupBrokenError
-        The functions of `atexit` are over, and all threads but this one have been stopped.
-    """
+    """Raise `GroupBrokenError` if threads have been stopped, so that no group can be made."""
     if sys.is_finalizing():
         raise GroupBrokenError(f"the program ends: {_NONE}, and no group can be made")
 
 
 def started(target: Callable[..., object], name: str, *arguments: object) -> threading.Thread:
-    """Start a daemon thread.
+    """Start a daemon thread; `GroupBrokenError` if the program ends.
 
-    Raises
-    ------
-    GroupBrokenError
-        The program ends. Python 3.11 would wait without end for a thread that starts when the
-        others have been stopped; from 3.12 on, none starts in the functions of `atexit` either.
+    Python 3.11 would wait without end for a thread that starts when the others have been stopped;
+    from 3.12 on, none starts in the functions of `atexit` either.
     """
     check_goes_on()
     thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
@@ -210,9 +201,7 @@ def users(frames: Iterable[Line]) -> Line | None:
 
 
 def in_words(file: str, line: int) -> str:
-    """A line of a file; the file's path is relative to the current folder if the file is below it.
-
-    The text is empty if there is no file.
+    """A line of a file, below the current folder with a relative path; empty without a file.
 
     >>> in_words(os.path.join(os.getcwd(), "train.py"), 14)
     'train.py:14'

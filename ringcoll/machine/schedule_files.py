@@ -57,12 +57,8 @@ class UserModule(NamedTuple):
     def load(self) -> ModuleType:
         """Import the module, and with it register its algorithms.
 
-        Raises
-        ------
-        UnknownAlgorithmError
-            There is no such module.
-        ScheduleError
-            The module raised an error; the message names its line.
+        Raises `UnknownAlgorithmError` if there is no such module, and `ScheduleError`, with the
+        line, if the module raised an error.
         """
         if self.folder not in sys.path:
             sys.path.insert(0, self.folder)
@@ -169,12 +165,8 @@ def read_schedule(path: str) -> Schedule:
     """Read a file; what was read is kept as long as the file stays as it is.
 
     The times of a file have coarse ticks: a file that has just been written may be written again in
-    the same tick, and is read at every call until the tick is over.
-
-    Raises
-    ------
-    ScheduleError
-        The file cannot be read, or holds no schedule; the message names it.
+    the same tick, and is read at every call until the tick is over. A `ScheduleError` names a file
+    that cannot be read, or holds no schedule.
     """
     try:
         file = Path(path).expanduser()
@@ -207,10 +199,7 @@ def _schedule_in(text: str) -> Schedule:
 def as_algorithm(algorithm: str | Schedule) -> str | Schedule:
     """The schedule in a file, or the name of what a module registers; anything else as it is.
 
-    Raises
-    ------
-    ScheduleError, UnknownAlgorithmError
-        See `read_schedule` and `algorithms_named`.
+    Raises as `read_schedule` and `algorithms_named`.
     """
     if isinstance(algorithm, Schedule) or is_rules(algorithm):
         return algorithm
@@ -236,10 +225,7 @@ def has_files(rules: str) -> bool:
 def rules_in(text: str) -> tuple[Rule, ...]:
     """Read rules, register what their files hold, and put the names in the files' places.
 
-    Raises
-    ------
-    RulesError, ScheduleError, UnknownAlgorithmError
-        See `ringcoll.cost.rules.parse_rules`, and `as_algorithm`.
+    Raises as `ringcoll.cost.parse_rules` and `as_algorithm`.
     """
     known = text if is_rules(text) or not is_reference(text) else str(as_algorithm(text))
     known = _MODULE.sub(lambda match: str(as_algorithm(match[0])), known)
@@ -261,9 +247,6 @@ def _content(schedule: Schedule) -> int:
 def algorithm_in(path: str) -> Algorithm:
     """A file as an entry like those of the registry, for one number of ranks and one root.
 
-    Raises
-    ------
-    ScheduleError
-        See `read_schedule`.
+    Raises as `read_schedule`.
     """
     return entry_of_schedule(read_schedule(path), path)

@@ -57,10 +57,7 @@ _log = logging.getLogger("ringcoll")
 def seconds_of(limit: Any, argument: str = "timeout", rank: int | None = None) -> float:
     """A time limit in seconds, at most `FOREVER_S`; ``inf`` and whatever is longer mean for ever.
 
-    Raises
-    ------
-    ArgumentError
-        The limit is not a positive time.
+    Raises `ArgumentError` if it is not a positive time.
     """
     try:
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
@@ -106,13 +103,7 @@ def expandable_segments() -> str:
 
 
 def reduction() -> str:
-    """Name of the engine that reduces CUDA tensors: ``"cupy"``, ``"torch"``, or ``"auto"``.
-
-    Raises
-    ------
-    ArgumentError
-        ``RINGCOLL_REDUCTION`` has another value.
-    """
+    """Name of the engine that reduces CUDA tensors: ``"cupy"``, ``"torch"``, or ``"auto"``."""
     name = os.environ.get(_REDUCTION, "") or "auto"
     if name not in ("auto", "cupy", "torch"):
         expected = "one of auto, cupy, torch"
@@ -130,15 +121,7 @@ def forced_text() -> str:
 
 
 def forced_rules(text: str) -> tuple[Rule, ...]:
-    """Read the text of ``RINGCOLL_ALGORITHM``, and the files that it names.
-
-    Raises
-    ------
-    RulesError
-        The text cannot be read; the message names the variable.
-    ScheduleError, UnknownAlgorithmError
-        See `ringcoll.machine.schedule_files.rules_in`.
-    """
+    """Read ``RINGCOLL_ALGORITHM``'s text, and the files that it names; errors name the variable."""
     from ringcoll.cost import FORCED
     from ringcoll.machine.schedule_files import rules_in
 
@@ -153,12 +136,8 @@ def forced_rules(text: str) -> tuple[Rule, ...]:
 def tuning_file() -> tuple[Path | None, bool]:
     """The file of ``ringcoll tune``, and whether ``RINGCOLL_TUNING`` names it.
 
-    The file is ``None`` for ``RINGCOLL_TUNING=off``. By default it is in the user's cache.
-
-    Raises
-    ------
-    TuningFileError
-        The variable names the home of a user who is not there.
+    The file is ``None`` for ``RINGCOLL_TUNING=off``. By default it is in the user's cache. Raises
+    `TuningFileError` if the variable names the home of a user who is not there.
     """
     asked = os.environ.get(_TUNING, "")
     if not asked:
@@ -194,13 +173,7 @@ def without_tuning() -> None:
 
 
 def verifies_messages() -> bool | None:
-    """Whether messages have checksums; ``None`` if that is left to the program.
-
-    Raises
-    ------
-    ArgumentError
-        ``RINGCOLL_VERIFY_MESSAGES`` has another value than 0 and 1.
-    """
+    """Whether messages have checksums; ``None`` if that is left to the program."""
     text = os.environ.get(VERIFY_MESSAGES, "")
     if text not in ("", "0", "1"):
         raise ArgumentError("not 0 or 1", argument=VERIFY_MESSAGES, expected="0 or 1", got=text)
@@ -221,10 +194,7 @@ def dump_folder() -> Path | None:
 def hang_notice_s() -> float:
     """Seconds after which a rank that waits says so; infinite for ``RINGCOLL_HANG_NOTICE=off``.
 
-    Raises
-    ------
-    ArgumentError
-        The variable is no positive number.
+    Raises `ArgumentError` if the variable is no positive number.
     """
     text = os.environ.get(HANG_NOTICE, "") or "10"
     try:

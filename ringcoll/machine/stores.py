@@ -50,16 +50,8 @@ def appears(
     """Wait until a store has some keys, and return whether it has them.
 
     The wait looks into the store, with growing pauses between the looks: a wait in the store itself
-    would block the store for other threads.
-
-    Parameters
-    ----------
-    store, keys
-        Store, and the keys that have to be in it.
-    deadline
-        Time at which the wait ends, as ``time.monotonic`` counts.
-    given_up
-        Function that says whether the wait is in vain.
+    would block the store for other threads. It ends at ``deadline``, as ``time.monotonic`` counts,
+    or when ``given_up`` says that it is in vain.
     """
     pause_s = 0.0005
     while not store.check(keys):
@@ -88,13 +80,7 @@ def read_json(store: dist.Store, key: str) -> Any:
 
 
 def as_json(key: str, text: str) -> Any:
-    """The value of a text under a key of a store, which a rank has written as JSON.
-
-    Raises
-    ------
-    TransportError
-        The text is not JSON.
-    """
+    """The value of a text under a key, which a rank has written as JSON; or `TransportError`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -109,17 +95,8 @@ def read_fields(store: dist.Store, key: str, kinds: Mapping[str, type]) -> dict[
 def as_fields(key: str, text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """The object in a text under a key of a store, which a rank has written as JSON.
 
-    Parameters
-    ----------
-    key, text
-        Key and text.
-    kinds
-        Types of the fields; a number is at least 0 and has at most 64 bits.
-
-    Raises
-    ------
-    TransportError
-        The text is something else.
+    ``kinds`` are the types of its fields; a number is at least 0 and has at most 64 bits. Raises
+    `TransportError` if the text is something else.
     """
     fields = as_json(key, text)
     if not isinstance(fields, dict) or fields.keys() != kinds.keys():
@@ -158,10 +135,7 @@ def _below(store: dist.Store) -> dist.Store:
 def private(store: dist.Store) -> dist.Store:
     """A connection of its own to a store: a long wait on a connection blocks all its other users.
 
-    Raises
-    ------
-    TransportError
-        The store is there, and cannot be connected to.
+    Raises `TransportError` if the store is there, and cannot be connected to.
     """
     reason = ""
     for _ in range(_TRIES):
@@ -214,8 +188,7 @@ def common(store: dist.Store) -> dist.Store:
 def _connected(store: dist.Store) -> dist.Store | None:
     """Another connection to a store; ``None`` if its host dies meanwhile.
 
-    torch connects for up to 3 s more then, whatever the limit. So a socket beside it tells the
-    death.
+    torch then connects for up to 3 s more, whatever the limit. So a socket tells of the death.
     """
     below = _below(store)
     if not isinstance(below, dist.TCPStore):
@@ -304,12 +277,8 @@ def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
 def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) -> Answer:
     """Call a function that asks a store, whose host may be stopped; see `begun`.
 
-    Raises
-    ------
-    CollectiveTimeoutError
-        No answer came within ``limit_s`` seconds.
-    TransportError
-        The store is gone.
+    Raises `CollectiveTimeoutError` if no answer comes within ``limit_s`` seconds, and
+    `TransportError` if the store is gone.
     """
     try:
         return within(limit_s + _LATE_S, function)

@@ -25,10 +25,7 @@ from ringcoll.schedule import Order, Proof, chunk_elements, contract
 class Engine:
     """torch's own operators, one after the other; other engines derive from this one.
 
-    Parameters
-    ----------
-    reason
-        Why reductions run on torch's operators.
+    ``reason`` says why reductions run on torch's operators.
     """
 
     name = "torch"
@@ -49,7 +46,7 @@ class Engine:
         Parameters
         ----------
         reduction
-            Reduction: an operator bound to a dtype.
+            An operator bound to a dtype.
         into
             Vectors for the total, in the reduction's ``work_dtype``: at least one. The first vector
             may be one of the first two sources, and overlaps no other source.

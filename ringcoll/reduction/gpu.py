@@ -201,7 +201,7 @@ class Launch(NamedTuple):
 def launch_of(
     kernel: Kernel, into: Sequence[Tensor], sources: Sequence[Tensor], factor: complex = 0.0
 ) -> Launch | None:
-    """Fit a kernel to vectors.
+    """Fit a kernel to vectors; ``None`` if one of them is not aligned to its own elements.
 
     Parameters
     ----------
@@ -211,11 +211,6 @@ def launch_of(
         Flat contiguous tensors, all with the same number of elements.
     factor
         Number by which the total is divided, or multiplied.
-
-    Returns
-    -------
-    Launch or None
-        ``None`` if a vector is not aligned to its own elements.
     """
     vectors, numel = (*sources, *into), into[0].numel()
     assert all(vector.numel() == numel for vector in vectors)
@@ -344,13 +339,8 @@ def _warn(reason: str) -> None:
 class CupyEngine(Engine):
     """The kernels of ``reduce.cuh``, by the module ``cupy``; torch's operators without a kernel.
 
-    Parameters
-    ----------
-    cupy
-        The module.
-    required
-        Whether a kernel that cannot be compiled is an error. Otherwise torch's operators do its
-        work, with a warning for the first such kernel.
+    A kernel that cannot be compiled is an error if kernels are ``required``. Otherwise torch's
+    operators do its work, with a warning for the first such kernel.
     """
 
     def __init__(self, cupy: Any, *, required: bool = False) -> None:
@@ -420,13 +410,10 @@ class CupyEngine(Engine):
     ) -> Callable[[], object] | None:
         """Make a function that launches a kernel on torch's current stream; see `launch_of`.
 
-        Returns
-        -------
-        callable or None
-            ``None`` if a vector is not aligned to its own elements, if the kernel would have to be
-            loaded while a CUDA graph is captured, or if it cannot be compiled. The callable keeps
-            the tensors alive, and does nothing on the host but the launch. The tensors' device has
-            to be the current device when the callable is called.
+        ``None`` if a vector is not aligned to its own elements, if the kernel would have to be
+        loaded while a CUDA graph is captured, or if it cannot be compiled. The function keeps the
+        tensors alive, and does nothing on the host but the launch. The tensors' device has to be
+        the current device when the function is called.
         """
         fitted = launch_of(kernel, into, sources, factor)
         device = into[0].device

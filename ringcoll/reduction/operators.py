@@ -231,10 +231,8 @@ class Reduction:
 
     Parameters
     ----------
-    operator
-        The operator.
-    dtype
-        Dtype of the user's tensors.
+    operator, dtype
+        The operator, and the dtype of the user's tensors.
     work_dtype
         Dtype in which partial results are kept and added up.
     wire_dtype
@@ -281,7 +279,7 @@ class Reduction:
 
     @property
     def code(self) -> str:
-        """The code of a user's operator, for ranks to compare; empty for others, which may differ."""
+        """The code of a user's operator, for ranks to compare; others have none, as factors differ."""
         return "" if self.operator.user is None else self.operator.version
 
     def in_pieces(self) -> Reduction:

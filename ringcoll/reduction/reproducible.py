@@ -58,13 +58,7 @@ _KEYS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_level(level: Any, rank: int | None = None) -> None:
-    """Check an argument ``reproducible``.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such level.
-    """
+    """Raise `ArgumentError` if an argument ``reproducible`` is no level."""
     if not (isinstance(level, bool) or level == "any_world_size"):
         raise ArgumentError(
             "no such level",
@@ -92,10 +86,8 @@ def reproduced(
     level
         ``False``: bits may depend on everything; ``True``: on the inputs in rank order;
         ``"any_world_size"``: not on the order and number of ranks either.
-    world_size, device
-        Number of ranks, and the tensors' device.
-    rank
-        Rank for error messages.
+    world_size, device, rank
+        Number of ranks, and the tensors' device; the rank for error messages.
 
     Raises
     ------
