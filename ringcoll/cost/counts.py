@@ -381,8 +381,12 @@ def dominates(first: Counts, second: Counts) -> bool:
     >>> dominates(cheap, dear), dominates(dear, cheap), dominates(cheap, cheap)
     (True, False, False)
     """
-    pairs = zip(first, second, strict=True)
-    return first != second and all(cost <= other for cost, other in pairs)
+    return (
+        first != second
+        and first.rounds <= second.rounds
+        and first.traffic <= second.traffic
+        and first.reduced <= second.reduced
+    )
 
 
 def dominators(costs: Mapping[str, Counts]) -> dict[str, tuple[str, ...]]:

@@ -279,7 +279,7 @@ class Reduction:
 
     @property
     def code(self) -> str:
-        """The code of a user's operator, for ranks to compare; others have none, as factors differ."""
+        """The code of a user's operator, for ranks to compare; empty for others: factors differ."""
         return "" if self.operator.user is None else self.operator.version
 
     def in_pieces(self) -> Reduction:
