@@ -117,8 +117,8 @@ dominate most others. `--ports 1` compares those that send one message at a time
 FRONT_CALL = "pareto all_reduce -k 24 --ports 1"
 DISTANCE = """\
 `ringcoll verify` prints for each algorithm all three as multiples of their bounds, and `ringcoll show` those
-of one. In a program, `ringcoll.cost.counts.distance` computes them from a proof, and
-`ringcoll.cost.dominance.dominators` the front from costs."""
+of one. In a program, `ringcoll.cost.distance` computes them from a proof, and
+`ringcoll.cost.dominators` the front from costs."""
 
 
 def paragraphs(text: str) -> list[str]:

@@ -67,7 +67,7 @@ ONLY = {
     "torch.save": {"resilient/group"},
     # modules whose name is made while the program runs
     "import_module(variable)": {
-        *("__init__", "cli/app", "transport/catalogue", "machine/user_modules", "testing/pool"),
+        *("__init__", "cli/app", "transport/catalogue", "machine/schedule_files", "testing/pool"),
     },
     # doors: a stub of the package lists the names and their modules
     "lazy_loader": {
@@ -78,10 +78,10 @@ ONLY = {
     "socket": {
         *("machine/stores", "launch/mpi_ranks", "transport/gloo", "resilient/membership"),
         *("bench/measure", "launch/mpiexec"),  # the host's name; a free port
-        *("watch/flight_report", "machine/lines", "machine/mailbox"),
+        *("watch/flight_report", "machine/lines"),
         "machine/facts",  # the way to another host, on which nothing is sent
     },
-    "*.create_server": {"machine/stores", "machine/lines", "machine/mailbox"},
+    "*.create_server": {"machine/stores", "machine/lines"},
     "*.TCPStore()": {"machine/stores", "launch/processes", "launch/mpi_ranks", "resilient/membership"},
     "secrets": {"resilient/membership"},  # a name, and no password
     # files
@@ -91,18 +91,18 @@ ONLY = {
     "*.savefig": {"bench/plot"},
     "open(write)": {"cli/listing"},
     "tempfile": {"watch/notices"},
-    "os.O_WRONLY": {"machine/peaks"},  # of /proc/self
+    "os.O_WRONLY": {"machine/facts"},  # of /proc/self
     "os.O_RDWR": {"transport/shared/memory"},
     # what reads text that was written elsewhere
     "json.load*": {
-        *("machine/tuning", "machine/stores", "tracing/recorder"),  # tests/test_parsers.py tries them
+        *("machine/stores", "tracing/recorder"),  # tests/test_parsers.py tries them
         *("training/model_on_ranks", "launch/mpi_ranks", "bench/peers"),
         "bench/mpi_peer",  # the command line on which its own program starts it
-        *("watch/flight_report", "formats/tree", "resilient/membership"),
+        *("watch/flight_report", "formats/documents", "resilient/membership"),
         "simulation/measured",  # tests/simulation/test_measured.py tries it
         "machine/files",  # traces, which tests/player and tests/pictures give odd
     },
-    "xml": {"formats/xml"},  # expat, without document types
+    "xml": {"formats/documents"},  # expat, without document types
     "zlib.decompress": {"tracing/recorder"},
     "*.fromhex": {"transport/ucx"},
 }  # fmt: skip

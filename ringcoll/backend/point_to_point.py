@@ -5,7 +5,7 @@ use torch's own point-to-point, on inner groups: a gloo group for CPU tensors, a
 for CUDA tensors. The first message of a CUDA tensor makes the NCCL group, because ranks that
 share a GPU cannot have an NCCL group.
 
-Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.machine.signals`.
+Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.machine.program`.
 """
 
 from __future__ import annotations

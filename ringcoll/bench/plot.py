@@ -139,7 +139,7 @@ def draw_front(
     """Draw the costs of each algorithm as points: filled if it is on the front, otherwise hollow.
 
     ``dominated_by`` has the names that dominate each algorithm: see
-    `ringcoll.cost.dominance.dominators`. The lower bounds are dashed lines.
+    `ringcoll.cost.dominators`. The lower bounds are dashed lines.
     """
     amounts = ["traffic", *["reduced"] * any(cost.reduced for cost in costs.values())]
     figure = _figure(6.5 * len(amounts), 5.2)

@@ -1,16 +1,12 @@
 """The costs of algorithms, and the choice between them. Pure: no torch, no I/O, no clock.
 
-============  ==========================================================
-`link_costs`  the costs of a link between two ranks
-`counts`      lower bounds; costs in segments, and on hosts
-`sentences`   a cost in sentences, beside the bounds
-`dominance`   the algorithms that no other algorithm beats in every way
-`predict`     how long every algorithm would take
-`rules`       the grammar of rules: collective, range of bytes, algorithm
-`fitted`      rules and schedules that were fitted to a network
-`table`       costs and rules that all ranks of a group share
-`choice`      the algorithm that ``"auto"`` stands for in one call
-============  ==========================================================
+=========  ==========================================================
+`counts`   costs of links; lower bounds; costs in segments, on hosts, in words
+`predict`  how long every algorithm would take
+`rules`    the grammar of rules: collective, range of bytes, algorithm
+`table`    costs, rules and fits that all ranks of a group share
+`choice`   the algorithm that ``"auto"`` stands for in one call
+=========  ==========================================================
 """
 
 import lazy_loader

@@ -1,9 +1,9 @@
 """The choice of an algorithm: the one that ``algorithm="auto"`` stands for in one call.
 
-All ranks must choose alike. So the choice depends only on values that the collective's
-contract makes equal on all ranks, and on the group's table, which rank 0 has published
-(`ringcoll.cost.table`). The rules of the table come first: forced ones, then measured ones.
-If no rule matches, the choice is the algorithm with the least predicted time.
+All ranks must choose alike. So the choice depends only on values that the collective's contract
+makes equal on all ranks, and on the group's table, which rank 0 has published
+(`ringcoll.cost.table`). The rules of the table come first: forced ones, then measured ones. If no
+rule matches, the choice is the algorithm with the least predicted time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,10 @@ class Choice:
     ----------
     collective, nbytes, world_size
         The call.
-    algorithm
-        Name of the chosen algorithm.
+    algorithm, reason
+        Name of the chosen algorithm, and the reason for the choice in words.
     segment_bytes
         Bytes of a segment; ``None`` if the algorithm is not pipelined.
-    reason
-        The reason for the choice, in words.
     predictions
         Predictions for all algorithms that may run, the fastest first.
     table
@@ -65,9 +63,8 @@ class Choice:
         return next((row for row in self.predictions if row.algorithm == self.algorithm), None)
 
     def __str__(self) -> str:
-        segments = (
-            "" if self.segment_bytes is None else f" in segments of {self.segment_bytes} bytes"
-        )
+        has_segments = self.segment_bytes is not None
+        segments = f" in segments of {self.segment_bytes} bytes" if has_segments else ""
         return (
             f"{self.collective} of {self.nbytes} bytes on {self.world_size} ranks over "
             f"{self.table.transport}: {self.algorithm}{segments}; {self.reason}"
@@ -82,11 +79,7 @@ def pipelined_segment_bytes(device: str = "cpu") -> int:
 def segment_bytes_of(collective: str, algorithm: str | Schedule, device: str) -> int | None:
     """Bytes of a segment for an algorithm that is asked for by name, or as a schedule.
 
-    Returns
-    -------
-    int or None
-        ``None`` for ``"auto"``, which chooses them itself, and for an algorithm that is not
-        pipelined.
+    ``None`` for ``"auto"``, which chooses them itself, and for an algorithm that is not pipelined.
 
     Examples
     --------
@@ -114,12 +107,10 @@ def choose(
 
     Parameters
     ----------
-    collective
-        Name of the collective.
+    collective, world_size
+        Name of the collective, and number of ranks.
     nbytes
         Bytes of the whole data: the vector, or all blocks of one rank.
-    world_size
-        Number of ranks.
     table
         Costs and rules of the group.
     order
@@ -153,12 +144,8 @@ def _choose(
         candidates = fastest(*about, order)
     if not candidates:
         raise ArgumentError(f"no algorithm for {collective} reduces in {order}", argument="op")
-    algorithm, segment_bytes, reason = _pick(
-        collective, nbytes, world_size, table, order, candidates
-    )
-    return Choice(
-        collective, nbytes, world_size, algorithm, segment_bytes, reason, candidates, table
-    )
+    picked = _pick(collective, nbytes, world_size, table, order, candidates)
+    return Choice(collective, nbytes, world_size, *picked, candidates, table)
 
 
 def _pick(
@@ -216,7 +203,8 @@ def segment_count(
 ) -> int:
     """Number of segments, from the longest chunk and the wanted bytes of a segment.
 
-    If nobody has said these, they are the ``usual`` ones, or those of the algorithm, and at most those of a slice.
+    If nobody has said these, they are the ``usual`` ones, or those of the algorithm, and at most
+    those of a slice.
     """
     if segment_bytes is None:
         segment_bytes = usual or segment_bytes_of(schedule.collective, schedule, "cpu")

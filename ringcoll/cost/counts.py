@@ -1,4 +1,4 @@
-"""Lower bounds on the cost of a collective, and the cost of schedules in segments.
+"""Costs of links and schedules, lower bounds on the cost of a collective, and the Pareto front.
 
 Problem: compare algorithms before they run, with each other and with the best
 that is possible.
@@ -39,15 +39,69 @@ communication: theory, practice, and experience", Concurrency and Computation 19
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
-from ringcoll.cost.link_costs import LinkCosts
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import Counts, Proof, Schedule, Send, Step, chunks_of_data, contract, count
+
+
+class LinkCosts(NamedTuple):
+    """The costs of a message, of a byte on its way and of a reduced byte.
+
+    Parameters
+    ----------
+    alpha_s
+        Seconds that a message takes, however short.
+    beta_s_per_byte
+        Seconds that a byte takes on a link.
+    gamma_s_per_byte
+        Seconds that a rank needs to reduce a byte with another.
+    overhead_s
+        Seconds for each further message that a rank posts in the same step.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float = 0.0
+    overhead_s: float = 0.0
+
+    def seconds(
+        self,
+        nbytes: float,
+        rounds: float,
+        traffic: Fraction | float,
+        reduced: Fraction | float = 0.0,
+        further: float = 0.0,
+    ) -> float:
+        """``rounds * alpha + further * overhead + (traffic * beta + reduced * gamma) * nbytes``.
+
+        The source is R. Hockney's model, "The communication challenge for MPP", Parallel Computing
+        20 (1994), with gamma as R. Thakur et al. add it.
+
+        Parameters
+        ----------
+        nbytes
+            Size n of the whole data.
+        rounds, traffic, reduced
+            The terms of `ringcoll.schedule.counting.Counts`.
+        further
+            Messages that a rank posts in a step after its first.
+
+        Examples
+        --------
+        >>> from ringcoll.algorithms import find
+        >>> link = LinkCosts(alpha_s=5e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=2e-10)
+        >>> round(link.seconds(8_000_000, *find("all_reduce", "ring").counts(8)), 6)
+        0.01547
+        """
+        messages_s = rounds * self.alpha_s + further * self.overhead_s
+        return messages_s + nbytes * (
+            traffic * self.beta_s_per_byte + reduced * self.gamma_s_per_byte
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +157,6 @@ def _at_least_one(**arguments: int) -> None:
             )
 
 
-def _rounds_to_reach_all(world_size: int, ports: int) -> int:
-    rounds, reached = 0, 1
-    while reached < world_size:
-        rounds, reached = rounds + 1, reached * (ports + 1)
-    return rounds
-
-
 def lower_bound(collective: str, world_size: int, *, ports: int = 1) -> Bound:
     """Compute the cost that no algorithm for a collective can go below.
 
@@ -120,8 +167,8 @@ def lower_bound(collective: str, world_size: int, *, ports: int = 1) -> Bound:
     world_size
         Number of ranks k, at least 1.
     ports
-        Messages that a rank may send, and receive, at the same time. With p of
-        them the rounds are at least log k to the base p + 1.
+        Messages that a rank may send, and receive, at the same time. With p of them the rounds are
+        at least log k to the base p + 1.
 
     Raises
     ------
@@ -139,7 +186,10 @@ def lower_bound(collective: str, world_size: int, *, ports: int = 1) -> Bound:
     1
     """
     _at_least_one(world_size=world_size, ports=ports)
-    return Bound(_rounds_to_reach_all(world_size, ports), *contract(collective).least(world_size))
+    rounds, reached = 0, 1
+    while reached < world_size:
+        rounds, reached = rounds + 1, reached * (ports + 1)
+    return Bound(rounds, *contract(collective).least(world_size))
 
 
 def bound_of(proof: Proof) -> Bound:
@@ -159,16 +209,12 @@ def distance(proof: Proof) -> Distance:
     4.67x the rounds, 1.00x the traffic, 1.00x the reduced data
     """
     bound = bound_of(proof)
-    return Distance(
-        *(
-            Fraction(amount) / least if least else None
-            for amount, least in (
-                (proof.rounds, bound.rounds),
-                (proof.traffic, bound.traffic),
-                (proof.reduced, bound.reduced),
-            )
-        )
+    pairs = (
+        (proof.rounds, bound.rounds),
+        (proof.traffic, bound.traffic),
+        (proof.reduced, bound.reduced),
     )
+    return Distance(*(Fraction(cost) / least if least else None for cost, least in pairs))
 
 
 def seconds_on_hosts(
@@ -176,9 +222,9 @@ def seconds_on_hosts(
 ) -> float:
     """Estimate a schedule's time where hosts have links of their own.
 
-    Inside a host each rank has a link, as in `LinkCosts.seconds`. All ranks of a host share
-    a link to other hosts, and the busier direction of the link counts. Both kinds of links
-    work at the same time, so that the slower one counts; the time of the reduction is added.
+    Inside a host each rank has a link, as in `LinkCosts.seconds`. All ranks of a host share a link
+    to other hosts, and the busier direction of the link counts. Both kinds of links work at the
+    same time, so that the slower one counts; the time of the reduction is added.
 
     Parameters
     ----------
@@ -250,10 +296,9 @@ def _busiest_links(steps: Sequence[Step], hosts: Sequence[int]) -> tuple[int, in
 def wavefront_counts(schedule: Schedule, num_segments: int) -> Counts:
     """Count the cost of a schedule that is run in segments.
 
-    With T steps and S segments, segment j does step w - j in wave w, so there are
-    T + S - 1 waves; in a wave a rank does up to S of its steps, each on 1/S of the
-    data. If B n is the most that any rank sends or receives in all steps, the
-    whole takes at most::
+    With T steps and S segments, segment j does step w - j in wave w, so there are T + S - 1 waves;
+    in a wave a rank does up to S of its steps, each on 1/S of the data. If B n is the most that any
+    rank sends or receives in all steps, the whole takes at most::
 
         (T + S - 1) * (alpha + B * n / S * beta)
 
@@ -261,9 +306,9 @@ def wavefront_counts(schedule: Schedule, num_segments: int) -> Counts:
 
         (T - 1) * alpha + B * n * beta + 2 * sqrt((T - 1) * B * n * alpha * beta)
 
-    The counts are exact: a wave costs what its busiest rank does in it, and the
-    first and last waves, in which only some of the steps are under way, cost less.
-    For the chain (T = k - 1, B = 1) both are the same.
+    The counts are exact: a wave costs what its busiest rank does in it, and the first and last
+    waves, in which only some of the steps are under way, cost less. For the chain (T = k - 1, B =
+    1) both are the same.
 
     Parameters
     ----------
@@ -326,3 +371,107 @@ def _within(running: list[int], first: int, last: int) -> int:
     """Chunks in the steps from first to before last; a rank may have ended earlier."""
     end = len(running) - 1
     return running[min(last, end)] - running[min(first, end)]
+
+
+def dominates(first: Counts, second: Counts) -> bool:
+    """Whether the first cost is nowhere above the second, and somewhere below.
+
+    >>> from fractions import Fraction
+    >>> cheap, dear = Counts(3, Fraction(2), Fraction(1)), Counts(3, Fraction(3), Fraction(1))
+    >>> dominates(cheap, dear), dominates(dear, cheap), dominates(cheap, cheap)
+    (True, False, False)
+    """
+    return (
+        first != second
+        and first.rounds <= second.rounds
+        and first.traffic <= second.traffic
+        and first.reduced <= second.reduced
+    )
+
+
+def dominators(costs: Mapping[str, Counts]) -> dict[str, tuple[str, ...]]:
+    """Find the algorithms that dominate each algorithm: the Pareto front is what none dominates.
+
+    Rounds, traffic and reduced data pull in different directions, and what they cost depends on the
+    machine and on the size of the data. An algorithm *dominates* another if it costs no more in
+    each of the three, and less in at least one: then it is the faster of the two wherever alpha,
+    beta and gamma are what counts.
+
+    Parameters
+    ----------
+    costs
+        Cost of each algorithm, by its name, all for the same collective and world size.
+
+    Returns
+    -------
+    dict
+        For each name the names *on the front* that dominate it; none for those that are on the
+        front. Algorithms of equal cost do not dominate each other.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import find
+    >>> names = ("ring", "recursive_doubling", "binomial_tree")
+    >>> dominators({name: find("all_reduce", name).counts(8) for name in names})
+    {'ring': (), 'recursive_doubling': (), 'binomial_tree': ('recursive_doubling',)}
+    """
+    front = {
+        name
+        for name, cost in costs.items()
+        if not any(dominates(other, cost) for other in costs.values())
+    }
+    return {
+        name: tuple(other for other in costs if other in front and dominates(costs[other], cost))
+        for name, cost in costs.items()
+    }
+
+
+def cost_in_sentences(proof: Proof) -> Iterator[str]:
+    """Describe a proved schedule's rounds, data, memory and reductions beside the lower bounds.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule import verify
+    >>> print(next(cost_in_sentences(verify(schedule_of("all_gather", "ring", 4)))))
+    3 rounds; no algorithm needs fewer than 2. Each rank sends 3 blocks, the least possible. No
+    extra memory.
+    """
+    rules, bound = contract(proof.schedule.collective), bound_of(proof)
+    noun = "token" if rules.at_least_once else "vector" if rules.of_vector else "block"
+    unit = rules.blocks_of_rank(proof.schedule.world_size)
+    if not proof.rounds:
+        yield "Nothing is sent."
+        return
+
+    def data(value: Fraction, least: Fraction) -> str:
+        words = in_number(value * unit, noun)
+        if value == least:
+            return f"{words}, the least possible"
+        return words + (f"; no algorithm needs less than {in_number(least * unit)}" * bool(least))
+
+    ports = f" with {proof.ports} messages at once each way" * (proof.ports > 1)
+    if proof.rounds == bound.rounds:
+        cost = f"{in_number(proof.rounds, 'round')}, the fewest possible{ports}."
+    else:
+        cost = f"{proof.rounds} rounds; no algorithm{ports} needs fewer than {bound.rounds}."
+    who = "Each" if proof.sent_mean == proof.sent_max else "The busiest"
+    cost += f" {who} rank sends {data(proof.sent_max, bound.sent)}."
+    if proof.traffic != proof.sent_max:
+        traffic = data(proof.traffic, bound.traffic)
+        cost += f" Round by round, the busiest rank sends or receives {traffic}."
+    slots = proof.schedule.num_slots
+    memory = f"Extra memory for {in_number(slots, 'chunk')}" if slots else "No extra memory"
+    yield f"{cost} {memory}."
+    if bound.reduced and not rules.at_least_once:
+        yield f"No rank reduces more than {data(proof.reduced, bound.reduced)}."
+
+
+def in_number(value: Fraction | int, noun: str = "") -> str:
+    """Write an amount with at most three decimals, and its noun.
+
+    >>> in_number(Fraction(3, 2), "vector"), in_number(1, "block"), in_number(Fraction(2, 3))
+    ('1.5 vectors', '1 block', '0.667')
+    """
+    number = f"{float(value):.3f}".rstrip("0").rstrip(".")
+    return f"{number} {noun}{'s' * (value != 1)}" if noun else number

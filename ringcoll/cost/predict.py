@@ -1,34 +1,32 @@
 """The time that each algorithm of a collective will take, and its best number of segments.
 
-Problem: say, before the first message, which algorithm will be done first, from a few
-numbers that are measured in milliseconds.
+Problem: say, before the first message, which algorithm will be done first, from a few numbers that
+are measured in milliseconds.
 
-Two times are lower bounds. They never overlap perfectly, so the prediction is the larger
-one plus a fifth of the smaller one.
+Two times are lower bounds. They never overlap perfectly, so the prediction is the larger one plus a
+fifth of the smaller one.
 
-*The critical path*: ``rounds * alpha + further * overhead + (traffic * beta + reduced *
-gamma) * n``, with the counts of `ringcoll.cost.counts` and, beyond these, the messages that a
-rank posts in one step after the first, and the data that it copies because the chunks of
-a message do not lie side by side. Here alpha and beta are those of two ranks that
-send back and forth while the others wait.
+*The critical path*: ``rounds * alpha + further * overhead + (traffic * beta + reduced * gamma) *
+n``, with the counts of `ringcoll.cost.counts` and, beyond these, the messages that a rank posts in
+one step after the first, and the data that it copies because the chunks of a message do not lie
+side by side. Here alpha and beta are those of two ranks that send back and forth while the others
+wait.
 
-*What all ranks do together*: with more ranks than cores, ranks take turns; on several
-hosts they share a network card. So the same path costs more if all ranks are busy on it,
-as in a ring, than if few are at a time, as in a tree. How much more is measured too: let
-every rank send to the next one, all at once, and a step takes the *crowded* alpha and
-beta. In such a step each rank sends one message. An algorithm in which a rank sends m
-messages and s n bytes on average therefore takes at least ``m * crowded_alpha + s * n *
-crowded_beta``, plus what it reduces.
+*What all ranks do together*: with more ranks than cores, ranks take turns; on several hosts they
+share a network card. So the same path costs more if all ranks are busy on it, as in a ring, than if
+few are at a time, as in a tree. How much more is measured too: let every rank send to the next one,
+all at once, and a step takes the *crowded* alpha and beta. In such a step each rank sends one
+message. An algorithm in which a rank sends m messages and s n bytes on average therefore takes at
+least ``m * crowded_alpha + s * n * crowded_beta``, plus what it reduces.
 
-Segments: in the notation of `ringcoll.cost.counts.wavefront_counts`, T steps in S segments are T
-+ S - 1 waves, and from S = T on the traffic is exactly ``c + e / S``; c and e follow
-from two counts and used for every S above 1.
+Segments: in the notation of `ringcoll.cost.counts.wavefront_counts`, T steps in S segments are T +
+S - 1 waves, and from S = T on the traffic is exactly ``c + e / S``; c and e follow from two counts
+and used for every S above 1.
 
-Messages are counted on the schedule for as many ranks as takes a millisecond; for more
-of them, what a rank does on average is taken to grow with the critical path as it did
-from half as many ranks to these. Only arithmetic that IEEE 754 defines to the
-last bit is used, and of equal times those without segments come first, then names decide:
-so all ranks get the same.
+Messages are counted on the schedule for as many ranks as takes a millisecond; for more of them,
+what a rank does on average is taken to grow with the critical path as it did from half as many
+ranks to these. Only arithmetic that IEEE 754 defines to the last bit is used, and of equal times
+those without segments come first, then names decide: so all ranks get the same.
 """
 
 from __future__ import annotations
@@ -40,19 +38,19 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ringcoll.algorithms import Algorithm, algorithms
-from ringcoll.cost.counts import wavefront_counts
-from ringcoll.cost.link_costs import LinkCosts
+from ringcoll.cost.counts import LinkCosts, wavefront_counts
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import OperandOrder, Schedule, Tally, chunks_of_data, contract, tally_of
 
 # Ranks' steps that are counted for an algorithm: that takes a millisecond.
 _COUNTED_STEPS = 512
 _COUNTED_RANKS = (8, 32)  # at least, at most: a rank may have a message for each other one
-# Chosen so, algorithms took 1.19 times as long as the fastest at their size; with 0 it was
-# 1.22, by the path alone 1.28, by the built-in rules 1.25. (Geometric means over 6
-# collectives of 64 B to 16 MiB, 2, 4 and 8 ranks on 2 busy cores, over gloo and UCX.)
+# Chosen so, algorithms took 1.19 times as long as the fastest at their size; with 0 it was 1.22, by
+# the path alone 1.28, by the built-in rules 1.25. (Geometric means over 6 collectives of 64 B to 16
+# MiB, 2, 4 and 8 ranks on 2 busy cores, over gloo and UCX.)
 _NO_OVERLAP = 0.2
-# The model's own error, as a share: algorithms are predicted to take about so much more or less than they do.
+# The model's own error, as a share: algorithms are predicted to take so much more or less than they
+# do.
 MODEL_ERROR = 0.2
 _SEGMENTS = tuple(1 << power for power in range(11))
 """Numbers of segments that are tried. Up to 1024: a segment of 64 MiB is then 64 KiB."""
@@ -68,8 +66,7 @@ class Parameters:
     Parameters
     ----------
     alpha_s, beta_s_per_byte
-        Seconds that a message takes, and each byte of it, between two ranks while the
-        others wait.
+        Seconds that a message takes, and each byte of it, between two ranks while the others wait.
     gamma_s_per_byte
         Seconds that a rank needs to reduce a byte with another.
     overhead_s
@@ -77,17 +74,19 @@ class Parameters:
     crowded_alpha_s, crowded_beta_s_per_byte, crowded_gamma_s_per_byte
         The same where all ranks send, receive and reduce at once.
     direct_from
-        Bytes from which a message inside a host is read in its sender's memory, as that is the quicker of
-        two ways there (`ringcoll.transport.Transport.direct_from`); 0 if that was not measured.
+        Bytes from which a message inside a host is read in its sender's memory, as that is the
+        quicker of two ways there (`ringcoll.transport.Transport.direct_from`); 0 if that was not
+        measured.
     slice_bytes
         Bytes of the slices in which longer messages are sent, as was measured to be quicker
         (`ringcoll.transport.Transport.slice_bytes`); 0 if they are sent whole.
     exchange_s, exchanges_to
-        Seconds of a short message of each rank to all others (`ringcoll.transport.Transport.bind_exchange`), and
-        bytes up to which messages go that way; 0 if they do not.
+        Seconds of a short message of each rank to all others
+        (`ringcoll.transport.Transport.bind_exchange`), and bytes up to which messages go that way;
+        0 if they do not.
     cached_beta_s_per_byte, crowded_cached_beta_s_per_byte
-        Seconds of a byte of data that fit into caches, up to 2 MiB; beta is then that of 32 MiB and more.
-        0 if there is no difference.
+        Seconds of a byte of data that fit into caches, up to 2 MiB; beta is then that of 32 MiB and
+        more. 0 if there is no difference.
 
     Raises
     ------
@@ -117,14 +116,13 @@ class Parameters:
                 raise ArgumentError("no cost", argument=name, expected=">= 0, finite", got=value)
 
     def at(self, nbytes: int) -> Parameters:
-        """The costs for data of so many bytes: in between, the time of all bytes is on a straight line."""
-        first, last = _CACHED, _UNCACHED
-        if not self.cached_beta_s_per_byte or nbytes >= last:
+        """The costs for so many bytes: the time of all bytes is on a straight line in between."""
+        if not self.cached_beta_s_per_byte or nbytes >= _UNCACHED:
             return self
-        far = max(0, nbytes - first) / (last - first)
+        far = max(0, nbytes - _CACHED) / (_UNCACHED - _CACHED)
 
         def beta(cached: float, beyond: float) -> float:
-            whole = cached * first + (beyond * last - cached * first) * far
+            whole = cached * _CACHED + (beyond * _UNCACHED - cached * _CACHED) * far
             return whole / nbytes if far else cached
 
         return replace(
@@ -137,7 +135,7 @@ class Parameters:
 
     @property
     def of_rank(self) -> tuple[float, float, float]:
-        """What a busy rank adds to a network: seconds before a message, before a further one, and to reduce a byte."""
+        """Seconds that a busy rank adds: before a message, a further one, and to reduce a byte."""
         more_s = max(0.0, self.crowded_alpha_s - self.alpha_s)
         return more_s, self.overhead_s, self.crowded_gamma_s_per_byte
 
@@ -157,9 +155,9 @@ class Parameters:
 class Prediction(NamedTuple):
     """How long an algorithm is predicted to take.
 
-    ``path_s`` is the critical path, ``crowded_s`` what all ranks do together; ``seconds``
-    is made of both. ``num_waits`` counts the synchronisations: how often, one after the other, a
-    rank waits for another one. ``segment_bytes`` is ``None`` where the algorithm is not pipelined.
+    ``path_s`` is the critical path, ``crowded_s`` what all ranks do together; ``seconds`` is made
+    of both. ``num_waits`` counts the synchronisations: how often, one after the other, a rank waits
+    for another one. ``segment_bytes`` is ``None`` where the algorithm is not pipelined.
     """
 
     algorithm: str
@@ -183,6 +181,17 @@ class _Pieces:
     further: float  # messages of a wave beyond the first, at the busiest rank
 
 
+class _Means(NamedTuple):
+    """The work of a rank, on average; amounts of data in n."""
+
+    messages: float
+    sent: float
+    reduced: float
+    packed: float = 0.0  # a copied byte costs as much as a reduced byte
+    packed_in_segments: float = 0.0
+    repeated: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class _Profile:
     """The work of an algorithm on so many ranks; amounts of data in n."""
@@ -192,13 +201,9 @@ class _Profile:
     traffic: float
     reduced: float
     further: float  # messages that are posted in a step after its first, on the path
-    messages_mean: float  # of a rank
-    sent_mean: float
-    reduced_mean: float
-    packed_mean: float  # a copied byte costs as much as a reduced byte
-    packed_in_segments_mean: float
-    repeated_mean: float
-    two_way: float  # where data flow from or to a root: from 0.5, where ranks only send or only receive, to 1
+    means: _Means
+    # Where data flow from or to a root: from 0.5, where ranks only send or only receive, to 1.
+    two_way: float
     is_exchange: bool  # whether all steps are exchanges of one message of each rank with all others
     pieces: _Pieces | None
 
@@ -208,18 +213,18 @@ class _Profile:
         return steps + num_segments - 1 if steps else 0
 
 
-def _means(schedule: Schedule, tally: Tally) -> tuple[float, float, float, float, float, float]:
-    """Messages of a rank, and data that it sends, reduces, packs (twice) and sends repeatedly; on average."""
+def _means(schedule: Schedule, tally: Tally) -> _Means:
+    """The work of a rank, on average; what is packed counts twice."""
     world_size = schedule.world_size
-    everything = chunks_of_data(schedule) * world_size
-    return (
-        sum(tally.sends) / world_size,
-        sum(tally.sent) / everything,
-        tally.total_reduced / everything,
-        tally.packed / everything,
-        tally.packed_in_segments / everything,
-        tally.repeated / everything,
+    amounts = (
+        sum(tally.sent),
+        tally.total_reduced,
+        tally.packed,
+        tally.packed_in_segments,
+        tally.repeated,
     )
+    everything = chunks_of_data(schedule) * world_size
+    return _Means(sum(tally.sends) / world_size, *(amount / everything for amount in amounts))
 
 
 @lru_cache(maxsize=1024)
@@ -227,53 +232,36 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
     counts, chunks = entry.counts(world_size), chunks_of_data(entry.schedule(world_size))
     traffic, reduced = float(counts.traffic), float(counts.reduced)
     few = _countable(entry, world_size)
-    is_exchange, two_way = False, 1.0
+    further, pieces, is_exchange, two_way = 0.0, None, False, 1.0
     if world_size == 1 or entry.restriction(few) or entry.restriction(max(1, few // 2)):
         # Nothing is sent; or it cannot be counted, and all ranks are taken to be busy.
-        further, pieces = 0.0, None
-        messages, sent, moved = float(counts.rounds), traffic, reduced
-        packed = cut = repeated = 0.0
+        means = _Means(float(counts.rounds), traffic, reduced)
     else:
         schedule = entry.schedule(few)
         base, tally = entry.counts(few), tally_of(schedule)
         is_exchange = 0 < tally.exchanges == tally.rounds
         # As in a step in which a rank receives from all others.
         further = (tally.posts - base.rounds) * (world_size - 1) / (few - 1)
-        most = max(*tally.sends, *tally.receives)
-        pieces = _pieces(schedule, base.rounds, counts.rounds, most) if entry.pipelined else None
-        messages, sent, moved, packed, cut, repeated = _means(schedule, tally)
+        if entry.pipelined:
+            most = max(*tally.sends, *tally.receives)
+            pieces = _pieces(schedule, base.rounds, counts.rounds, most)
+        means = _means(schedule, tally)
         if tally.traffic and contract(entry.collective).rooted:
             two_way = tally.moved / (2 * tally.traffic)
         if few < world_size:
             fewer, half = entry.counts(few // 2), entry.schedule(few // 2)
-            before = _means(half, tally_of(half))
-            # In a direct exchange the messages grow with the ranks, and the rounds do not.
-            by_rounds = counts.rounds, base.rounds, fewer.rounds
-            by_ranks = world_size, few, few // 2
-            by = by_ranks if base.rounds == fewer.rounds else by_rounds
-            messages = _extended(messages, before[0], *by)
-            by_traffic = traffic, float(base.traffic), float(fewer.traffic)
-            sent = _extended(sent, before[1], *by_traffic)
-            moved = _extended(moved, before[2], reduced, float(base.reduced), float(fewer.reduced))
-            packed, cut, repeated = (
-                _extended(here, earlier, *by_traffic)
-                for here, earlier in zip((packed, cut, repeated), before[3:], strict=True)
+            by_rounds, by_traffic, by_reduced = (
+                (float(here), float(there), float(earlier))
+                for here, there, earlier in zip(counts, base, fewer, strict=True)
             )
+            # In a direct exchange the messages grow with the ranks, and the rounds do not.
+            if base.rounds == fewer.rounds:
+                by_rounds = world_size, few, few // 2
+            ways = (by_rounds, by_traffic, by_reduced, by_traffic, by_traffic, by_traffic)
+            before = _means(half, tally_of(half))
+            means = _Means(*map(_extended, means, before, ways))
     return _Profile(
-        chunks,
-        counts.rounds,
-        traffic,
-        reduced,
-        further,
-        messages_mean=messages,
-        sent_mean=sent,
-        reduced_mean=moved,
-        packed_mean=packed,
-        packed_in_segments_mean=cut,
-        repeated_mean=repeated,
-        two_way=two_way,
-        is_exchange=is_exchange,
-        pieces=pieces,
+        chunks, counts.rounds, traffic, reduced, further, means, two_way, is_exchange, pieces
     )
 
 
@@ -292,8 +280,9 @@ def _countable(entry: Algorithm, world_size: int) -> int:
     return few
 
 
-def _extended(amount: float, before: float, here: float, there: float, earlier: float) -> float:
-    """Go on in a straight line from two points at ``earlier`` and ``there`` to ``here``, not below 0."""
+def _extended(amount: float, before: float, places: tuple[float, float, float]) -> float:
+    """Go on in a straight line to the first place, from points at the others, not below 0."""
+    here, there, earlier = places
     if there == earlier:
         return amount
     return max(0.0, amount + (amount - before) * (here - there) / (there - earlier))
@@ -321,30 +310,29 @@ def _seconds(
     """The critical path, and what all ranks do together."""
     rounds = float(profile.waits(num_segments))
     traffic, reduced = profile.traffic, profile.reduced
-    further, pieces = profile.further, profile.pieces
+    further, pieces, means = profile.further, profile.pieces, profile.means
     if num_segments > 1 and pieces is not None:
         traffic = pieces.traffic + pieces.traffic_edge / num_segments
         reduced = pieces.reduced + pieces.reduced_edge / num_segments
         further += (num_segments - 1) * pieces.further
     else:
         further *= num_segments
-    # Segments of several chunks are copied to a message that may not fit into caches: as dear as to send them.
-    is_cut = num_segments > 1
-    packed, cut = (0.0, profile.packed_in_segments_mean) if is_cut else (profile.packed_mean, 0.0)
-    alone, crowded, messages = costs.alone, costs.crowded, profile.messages_mean * num_segments
-    sent_nbytes = profile.sent_mean / max(1.0, profile.messages_mean) * nbytes  # in one message
+    # Segments of several chunks are copied to a message that may not fit into caches: as dear as to
+    # send them.
+    packed, cut = (0.0, means.packed_in_segments) if num_segments > 1 else (means.packed, 0.0)
+    alone, crowded, messages = costs.alone, costs.crowded, means.messages * num_segments
+    sent_nbytes = means.sent / max(1.0, means.messages) * nbytes  # in one message
     if profile.is_exchange and costs.exchanges_to and sent_nbytes <= costs.exchanges_to:
         alone = alone._replace(alpha_s=costs.exchange_s)
         crowded = crowded._replace(alpha_s=costs.exchange_s)
         further, messages = 0.0, rounds
-    # Half of the cost of a byte is to write it, and half to read it. Where data flow one way in slices, both are done
-    # at a time, of slices and of operations that follow each other; and what several ranks read is written once.
+    # Half of the cost of a byte is to write it, and half to read it. Where data flow one way in
+    # slices, both are done at a time, of slices and of operations that follow each other; and what
+    # several ranks read is written once.
     two_way = profile.two_way if costs.slice_bytes else 1.0
     path_s = alone.seconds(nbytes, rounds, traffic * two_way + cut, reduced + packed, further)
-    spared = profile.repeated_mean / 2 if costs.slice_bytes else 0.0
-    crowded_s = crowded.seconds(
-        nbytes, messages, profile.sent_mean + cut - spared, profile.reduced_mean + packed
-    )
+    spared = means.repeated / 2 if costs.slice_bytes else 0.0
+    crowded_s = crowded.seconds(nbytes, messages, means.sent + cut - spared, means.reduced + packed)
     return path_s, crowded_s
 
 
@@ -357,26 +345,20 @@ def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -
         The algorithm; it has to run on so many ranks, and not to need to know the hosts.
     nbytes
         Size of the whole data: the vector, or all blocks of a rank.
-    world_size
-        Number of ranks.
-    costs
-        Costs of messages and bytes.
+    world_size, costs
+        Number of ranks, and costs of messages and bytes.
     """
     profile, costs = _profile(entry, world_size), costs.at(nbytes)
-    best: tuple[float, int, float, float] | None = None
     longest = -(-nbytes // profile.num_chunks)
     slices = max(1, -(-longest // costs.slice_bytes)) if costs.slice_bytes else 1
     is_free = profile.pieces is not None and nbytes
+    timed: list[tuple[float, int, float, float]] = []
     for num_segments in (slices, *(n for n in _SEGMENTS if n > slices and is_free)):
         path_s, crowded_s = _seconds(profile, nbytes, costs, num_segments)
         seconds = max(path_s, crowded_s) + _NO_OVERLAP * min(path_s, crowded_s)
-        timed = (seconds, num_segments, path_s, crowded_s)
-        best = timed if best is None or timed < best else best
-    assert best is not None
-    seconds, num_segments, path_s, crowded_s = best
-    segment_bytes = None
-    if entry.pipelined:
-        segment_bytes = max(1, -(-longest // num_segments))
+        timed.append((seconds, num_segments, path_s, crowded_s))
+    seconds, num_segments, path_s, crowded_s = min(timed)
+    segment_bytes = max(1, -(-longest // num_segments)) if entry.pipelined else None
     return Prediction(
         entry.name,
         seconds,
@@ -391,20 +373,12 @@ def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -
 def predictions(
     collective: str, nbytes: int, world_size: int, costs: Parameters
 ) -> tuple[Prediction, ...]:
-    """Predict every algorithm of the library that can run, the fastest first.
+    """Predict every algorithm of the library that can run, the fastest first; see `predict`.
 
-    An algorithm with a parameter is there several times, with the values that it offers.
-
-    Algorithms that a program has registered are left out: other ranks may not have them.
-    So are those that move blocks whose lengths not every rank knows, if these are needed,
-    and those that depend on which rank is on which host: here messages cost the same everywhere.
-
-    Parameters
-    ----------
-    collective
-        The collective.
-    nbytes, world_size, costs
-        As for `predict`.
+    An algorithm with a parameter is there several times, with the values that it offers. Algorithms
+    that a program has registered are left out: other ranks may not have them. So are those that
+    move blocks whose lengths not every rank knows, if these are needed, and those that depend on
+    which rank is on which host: here messages cost the same everywhere.
 
     Examples
     --------
@@ -436,10 +410,10 @@ def _predictable(collective: str, world_size: int) -> list[Algorithm]:
 
 
 def preferred(rows: Sequence[Prediction], costs: Parameters) -> Prediction:
-    """Of `predictions`, the first, or one that the model cannot tell from it and that has at most half of its waits.
+    """Of `predictions`, the first, or one as good to the model that has at most half of its waits.
 
-    What a wait costs varies most, with whatever else the processors do: if it were twice as much, the
-    other one would be faster.
+    What a wait costs varies most, with whatever else the processors do: if it were twice as much,
+    the other one would be faster.
     """
     first, wait_s = rows[0], max(costs.alpha_s, costs.crowded_alpha_s)
 
@@ -459,8 +433,9 @@ def fastest(
 ) -> tuple[Prediction, ...]:
     """Those of `predictions`, with an order of operands, that the model cannot tell from the first.
 
-    To predict all takes some ten milliseconds in a program's first call. So each algorithm first gets a
-    lower bound, of its rounds and traffic, and those whose bound is above a prediction are left out.
+    To predict all takes some ten milliseconds in a program's first call. So each algorithm first
+    gets a lower bound, of its rounds and traffic, and those whose bound is above a prediction are
+    left out.
     """
     bounded = sorted(
         (

@@ -1,24 +1,24 @@
 """Rules that say which algorithm to use: collective, range of bytes, algorithm.
 
 Problem: a person who has measured, or a file of measurements, says in one line of text which
-algorithm runs when; and an error message points at the place of a typing error.
-The order of the fields is that of the score strings of UCC ("Unified Collective
-Communication", https://github.com/openucx/ucc)::
+algorithm runs when; and an error message points at the place of a typing error. The order of the
+fields is that of the score strings of UCC ("Unified Collective Communication",
+https://github.com/openucx/ucc)::
 
     rules  = rule { ";" rule }
     rule   = collective ":" bytes ":" choice { ":" condition }  |  choice
     choice = algorithm [ "@" segment ]
     condition = "k=" range  |  "hosts=" range
 
-``collective`` is a name, or ``*`` for all. ``bytes`` is ``from-to``, of which the first
-belongs to the range and the second does not; ``inf`` has no end; a single size stands
-for itself; ``*`` is every size. Sizes are numbers with K, M, G or T, powers of 1024.
-The ranges of conditions, world sizes and hosts, contain both their ends. A rule that is
-only a choice is for every collective and size.
+``collective`` is a name, or ``*`` for all. ``bytes`` is ``from-to``, of which the first belongs to
+the range and the second does not; ``inf`` has no end; a single size stands for itself; ``*`` is
+every size. Sizes are numbers with K, M, G or T, powers of 1024. The ranges of conditions, world
+sizes and hosts, contain both their ends. A rule that is only a choice is for every collective and
+size.
 
-The first rule that matches is used. A rule does not match if the collective does not have
-its algorithm, or not for so many ranks. ``auto`` as algorithm is the model's choice, so
-that ``all_reduce:0-1K:auto;ring`` forces the ring, but not for short vectors.
+The first rule that matches is used. A rule does not match if the collective does not have its
+algorithm, or not for so many ranks. ``auto`` as algorithm is the model's choice, so that
+``all_reduce:0-1K:auto;ring`` forces the ring, but not for short vectors.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ringcoll.algorithms import ALIASES, algorithms, find, named
 from ringcoll.errors import RulesError, UnknownAlgorithmError
@@ -35,7 +36,6 @@ AUTO = "auto"
 """The algorithm of a rule that leaves the choice to the model."""
 EVERY = "*"
 """The collective of a rule that is for all of them."""
-
 FORCED = "RINGCOLL_ALGORITHM"
 """The source of rules that were forced: the variable of the environment."""
 
@@ -47,15 +47,10 @@ _INF = "inf"
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from ``first`` to before ``end``; ``None`` is no end. Its ``str`` is that of sizes in bytes.
+    """Numbers from ``first`` to before ``end``; ``None`` is no end. Its ``str`` has sizes in bytes.
 
-    Raises
-    ------
-    RulesError
-        The range is empty, or its first number is below 0.
+    Raises `RulesError` if the range is empty, or its first number is below 0.
 
-    Examples
-    --------
     >>> 3 in Range(2, 4), 4 in Range(2, 4), 10**9 in Range(2)
     (True, False, True)
     """
@@ -70,11 +65,10 @@ class Range:
     def __str__(self) -> str:
         if self == Range():
             return EVERY
+        first = _size_in_text(self.first)
         if self.end == self.first + 1:
-            return _size_in_text(self.first)
-        return (
-            f"{_size_in_text(self.first)}-{_INF if self.end is None else _size_in_text(self.end)}"
-        )
+            return first
+        return f"{first}-{_INF if self.end is None else _size_in_text(self.end)}"
 
     def __contains__(self, number: int) -> bool:
         return number >= self.first and (self.end is None or number < self.end)
@@ -86,12 +80,10 @@ class Rule:
 
     Parameters
     ----------
-    collective
-        Its name, or `EVERY`.
+    collective, algorithm
+        Their full names, or `EVERY` and `AUTO`.
     nbytes
         Sizes of the whole data, the vector or all blocks of a rank, in bytes.
-    algorithm
-        Its full name, or `AUTO`.
     segment_bytes
         Size of a segment; ``None`` for what suits the algorithm.
     world_size, hosts
@@ -154,8 +146,8 @@ def parse_rules(text: str, *, known_only: bool = True) -> tuple[Rule, ...]:
     text
         Rules as at the top of this module. Spaces around fields, and empty rules, do not count.
     known_only
-        Whether names of algorithms must be known: by the rule's collective, or for
-        `EVERY` by any. If not, rules with others never match.
+        Whether names of algorithms must be known: by the rule's collective, or for `EVERY` by any.
+        If not, rules with others never match.
 
     Raises
     ------
@@ -176,11 +168,10 @@ def parse_rules(text: str, *, known_only: bool = True) -> tuple[Rule, ...]:
                  ^^^^^^
     """
     reader = _Reader(text, known_only)
-    return tuple(reader.rule(span) for span in reader.whole().split(";") if span)
+    return tuple(reader.rule(span) for span in _Span(text, 0).split(";") if span)
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """A span of the text without the spaces around it, and where it begins."""
 
     text: str
@@ -201,9 +192,6 @@ class _Reader:
 
     def __init__(self, text: str, known_only: bool) -> None:
         self.text, self.known_only = text, known_only
-
-    def whole(self) -> _Span:
-        return _Span(self.text, 0)
 
     def fail(self, message: str, span: _Span) -> RulesError:
         return RulesError(message, text=self.text, start=span.start, length=len(span.text))
@@ -253,10 +241,9 @@ class _Reader:
             return name, None
         if name == AUTO or len(rest) > 1:
             raise self.fail("auto has no segments, others one size of them", span)
-        segment_bytes = self.size(rest[0])
-        if not segment_bytes:
-            raise self.fail("a segment has at least one byte", rest[0])
-        return name, segment_bytes
+        if segment_bytes := self.size(rest[0]):
+            return name, segment_bytes
+        raise self.fail("a segment has at least one byte", rest[0])
 
     def condition(self, span: _Span) -> tuple[str, Range]:
         name, *rest = span.split("=")
@@ -271,8 +258,7 @@ class _Reader:
         if span.text == EVERY:
             return Range()
         first, end = self.ends(span)
-        single = "-" not in span.text
-        return self.range(first, first + 1 if single else end, span)
+        return self.range(first, end if "-" in span.text else first + 1, span)
 
     def range(self, first: int, end: int | None, span: _Span) -> Range:
         if end is not None and end <= first:

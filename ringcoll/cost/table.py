@@ -1,8 +1,12 @@
 """The costs and rules by which all ranks of a group choose an algorithm.
 
-Rank 0 decides on a `Table` and publishes it: the table is the same on all ranks, to the last
-bit. It holds the costs of messages, and rules of two kinds: forced rules, and rules that
-come from measurements of the algorithms.
+Rank 0 decides on a `Table` and publishes it: the table is the same on all ranks, to the last bit.
+It holds the costs of messages, and rules of three kinds: forced rules, rules that were fitted to a
+network, and rules that come from measurements of the algorithms.
+
+With fitted rules come the schedules that they name (`Fitted`): the name of a schedule that was
+found holds a hash of its text. A schedule is proved on each rank before it runs, as all that does
+not come with the library is.
 """
 
 from __future__ import annotations
@@ -11,19 +15,124 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
-from ringcoll.algorithms import algorithms
-from ringcoll.cost.fitted import Fitted
-from ringcoll.cost.link_costs import LinkCosts
+from ringcoll._version import __version__
+from ringcoll.algorithms import algorithms, register_schedule
+from ringcoll.cost.counts import LinkCosts
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import FORCED, Range, Rule, in_text, parse_rules
 from ringcoll.errors import ArgumentError, RingcollError, TuningFileError
+from ringcoll.schedule import Schedule
 
 BUILT_IN = "built-in"
 """The source of tables for which nothing was measured."""
 MEASURED = "measured"
 """The source of tables that were measured for a group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """Rules that were fitted to a network.
+
+    Parameters
+    ----------
+    world_size, date
+        Number of ranks; date and time of the fit, in ISO format.
+    hosts
+        Host of each rank, by a number; hosts are numbered in the order of their first ranks.
+        ``None`` if the network does not say it.
+    graph
+        The network, in the text of `ringcoll.simulation.topology_from_text`.
+    rules, reasons
+        An algorithm for each range of sizes, and a sentence for each rule.
+    schedules
+        Texts of the schedules that were found, by the names that the rules have for them.
+    """
+
+    world_size: int
+    hosts: tuple[int, ...] | None
+    graph: str
+    date: str
+    rules: tuple[Rule, ...]
+    reasons: tuple[str, ...]
+    schedules: tuple[tuple[str, str], ...] = ()
+    version: str = __version__
+
+    def reason(self, rule: Rule) -> str:
+        """Why a rule was made, in words."""
+        return f"fitted on {self.date[:10]}: {self.reasons[self.rules.index(rule)]}"
+
+    def check(self, hosts: tuple[int, ...]) -> None:
+        """Refuse a fit for other ranks or hosts, or of another version, by a `TuningFileError`."""
+        layout = numbered(hosts)
+        for what, own, here in (
+            ("version of ringcoll", self.version, __version__),
+            ("number of ranks", self.world_size, len(hosts)),
+            ("layout of ranks on hosts", self.hosts or layout, layout),
+        ):
+            if own != here:
+                raise TuningFileError(f"the fit is for another {what}: expected {here}, got {own}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The values that `from_json` reads."""
+        return {
+            "world_size": self.world_size,
+            "hosts": self.hosts,
+            "graph": self.graph,
+            "date": self.date,
+            "ringcoll": self.version,
+            "rules": [
+                {"rule": str(rule), "reason": reason}
+                for rule, reason in zip(self.rules, self.reasons, strict=True)
+            ],
+            "schedules": dict(self.schedules),
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> Fitted:
+        """Make a fit from `to_json`'s values, and register its schedules; or `TuningFileError`."""
+        try:
+            schedules = tuple((str(name), str(text)) for name, text in values["schedules"].items())
+            for name, text in schedules:
+                schedule = Schedule.from_text(text)
+                if not name.endswith(f"_{digest_of(schedule)}"):
+                    message = f"{name} is not the name of its schedule: the text was changed"
+                    raise TuningFileError(message)
+                register_schedule(schedule, name)
+            rules = [parse_rules(str(row["rule"])) for row in values["rules"]]
+            numbers = [values["world_size"], *(values["hosts"] or ())]
+            if not all(type(number) is int for number in numbers):
+                raise TypeError(f"{numbers} are no numbers of ranks and hosts")
+            return cls(
+                world_size=values["world_size"],
+                hosts=values["hosts"] and tuple(values["hosts"]),
+                graph=str(values["graph"]),
+                date=str(values["date"]),
+                rules=tuple(rule for (rule,) in rules),
+                reasons=tuple(str(row["reason"]) for row in values["rules"]),
+                schedules=schedules,
+                version=str(values["ringcoll"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, RingcollError) as error:
+            raise TuningFileError(f"not a fit to a network: {error!r}") from error
+
+
+def numbered(hosts: tuple[Any, ...]) -> tuple[int, ...]:
+    """Number hosts in the order of their first ranks.
+
+    >>> numbered(("b", "b", "a", "b"))
+    (0, 0, 1, 0)
+    """
+    numbers: dict[Any, int] = {}
+    return tuple(numbers.setdefault(host, len(numbers)) for host in hosts)
+
+
+def digest_of(schedule: Schedule) -> str:
+    """A hash of what a schedule does, by whatever name."""
+    text = replace(schedule, algorithm="fitted").to_text()
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,18 +143,16 @@ class Table:
     ----------
     transport, world_size, hosts
         The transport, number of ranks and number of hosts that the table is for.
-    parameters
-        Costs of messages, bytes and reductions.
-    tuned
-        Rules that were measured, or are built in.
+    parameters, tuned
+        Costs of messages, bytes and reductions; rules that were measured, or are built in.
     forced, forced_by
         Rules that come before all others, and where they stand.
     source
-        Where parameters and ``tuned`` come from, for people: `BUILT_IN`, "measured", or
-        the name of a file.
+        Where parameters and ``tuned`` come from, for people: `BUILT_IN`, "measured", or the name of
+        a file.
     device
-        Type of the device of the tensors with which costs and ``tuned`` were measured:
-        ``"cpu"`` or ``"cuda"``. If nothing was measured, of the tensors that the table is for.
+        Type of the device of the tensors with which costs and ``tuned`` were measured: ``"cpu"`` or
+        ``"cuda"``. If nothing was measured, of the tensors that the table is for.
     fit
         What was fitted to the network of the group; its rules come after the forced ones.
     refits
@@ -76,7 +183,7 @@ class Table:
         return measured if self.source == MEASURED else f"{self.source}, {measured}"
 
     def layers(self) -> Iterator[tuple[tuple[Rule, ...], Callable[[Rule], str]]]:
-        """All rules, in the order in which they count, with the function that says why one of them is there."""
+        """All rules, in the order in which they count, with functions that give their reasons."""
         yield self.forced, lambda rule: f"by the rule {rule} ({self.forced_by})"
         if self.fit is not None:
             yield self.fit.rules, self.fit.reason
@@ -105,10 +212,7 @@ class Table:
     def from_json(cls, values: Any) -> Table:
         """Make a table from the values of `to_json`; rules may name algorithms unknown here.
 
-        Raises
-        ------
-        TuningFileError
-            The values are no table.
+        Raises `TuningFileError` if the values are no table.
         """
         try:
             return cls(
@@ -174,10 +278,8 @@ def crowded_parameters(
 
     Parameters
     ----------
-    link
-        Costs of a link between two ranks.
-    world_size, hosts
-        Numbers of ranks and of hosts.
+    link, world_size, hosts
+        Costs of a link between two ranks; numbers of ranks and of hosts.
     cores
         Cores of a host, which its ranks have to share; ``None`` for enough of them.
 
@@ -189,10 +291,7 @@ def crowded_parameters(
     """
     crowd = max(1.0, -(-world_size // hosts) / cores) if cores else 1.0
     return Parameters(
-        alpha_s=link.alpha_s,
-        beta_s_per_byte=link.beta_s_per_byte,
-        gamma_s_per_byte=link.gamma_s_per_byte,
-        overhead_s=link.overhead_s,
+        **link._asdict(),
         crowded_alpha_s=crowd * link.alpha_s,
         crowded_beta_s_per_byte=crowd * link.beta_s_per_byte,
         crowded_gamma_s_per_byte=crowd * link.gamma_s_per_byte,

@@ -1,65 +1,75 @@
 """MSCCL's XML, out and in.
 
 Out: a rank gets a thread block for each connection (to a peer, or from a peer), and one for what is
-local. A thread block does its steps in order; a step that reads what another thread block writes, or
-writes what another reads, waits for that block's step. Further such waits are ``nop`` steps before it.
-In: thread blocks become steps of a schedule by `ringcoll.formats.levelling`.
+local. A thread block does its steps in order. A step waits for the last steps, in other thread
+blocks of its rank, that write what it reads or writes, or read what it writes. It need not wait for
+what has ended for certain, because an earlier step of its thread block waited for it, or for a step
+that waited for it in turn. Further such waits are ``nop`` steps before it. In: thread blocks become
+steps of a schedule by `ringcoll.formats.levelling`.
 
-In the file, ``s`` sends the source, ``r`` receives into the destination, ``rrc`` receives, reduces with
-the source and stores in the destination; ``rcs`` and ``rrcs`` then send the destination; ``rrs`` sends
-the sum without storing it; ``cpy`` copies, and ``re`` adds the source to the destination. An in-place
-file (``inplace="1"``) has one memory for input and output.
+In the file, ``s`` sends the source, ``r`` receives into the destination, ``rrc`` receives, reduces
+with the source and stores in the destination; ``rcs`` and ``rrcs`` then send the destination;
+``rrs`` sends the sum without storing it; ``cpy`` copies, and ``re`` adds the source to the
+destination. An in-place file (``inplace="1"``) has one memory for input and output.
 
-The file has no place for a root, so that ``root`` is an attribute of our own, which MSCCL passes over;
-nor for the side of an operand or the order of a local sum: a file keeps the data, and not the bits of
-float sums. Lengths are in chunks of one length.
+The file has no place for a root, so that ``root`` is an attribute of our own, which MSCCL passes
+over; nor for the side of an operand or the order of a local sum: a file keeps the data, and not the
+bits of float sums. Lengths are in chunks of one length.
 
-Sources: ``src/misc/msccl/msccl_parser.cc``, ``src/include/msccl/msccl_struct.h`` and
-``src/device/msccl_kernel.cu`` of Azure/msccl-executor-nccl; ``msccl/language/ir.py`` of
-microsoft/msccl-tools. The limit of 256 steps is that of microsoft/msccl and of RCCL.
+Sources: ``src/misc/msccl/msccl_parser.cc``, ``src/include/msccl/msccl_struct.h``,
+``src/include/device.h`` and ``src/device/msccl_kernel.cu`` of Azure/msccl-executor-nccl;
+``msccl/language/ir.py`` of microsoft/msccl-tools. The limit of 256 steps is that of microsoft/msccl
+and of RCCL.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ringcoll.errors import ScheduleError
-from ringcoll.formats.block_events import Event, EventKind, Place
-from ringcoll.formats.blocks import blocks_of
-from ringcoll.formats.levelling import levelled
-from ringcoll.formats.pieces import Piece, pieces
-from ringcoll.formats.places import Places
-from ringcoll.formats.xml import Element, parse_xml
-from ringcoll.schedule import Schedule, chunks_of_data, contract
+from ringcoll.formats.documents import Element, parse_xml
+from ringcoll.formats.levelling import Event, EventKind, levelled
+from ringcoll.formats.places import Piece, Place, Places, pieces
+from ringcoll.schedule import Buffer, Schedule, chunks_of_data, contract
 
+_BLOCKS = 32  # MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL: connections of a channel, each way
+_CHANNELS = 32  # MAXCHANNELS
 _KNOWN = (
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all",
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter",
+    "all_to_all",
 )  # fmt: skip
 _COLLECTIVES = {name.replace("_", ""): name for name in _KNOWN}
 _NAMES = {ours: theirs for theirs, ours in _COLLECTIVES.items()}
 _MOST_COUNT = 71  # MSCCL_MAX_COUNT is 72, and a count is below it
 _INSIDE = {"": "algo", "algo": "gpu", "gpu": "tb", "tb": "step", "step": ""}
 _TYPES = {"send": "s", "recv": "r", "recv_reduce": "rrc", "copy": "cpy", "add": "re"}
+_ACTIONS = {  # of each type: what it does, from where, to where
+    "s": [(EventKind.SEND, "src", "")],
+    "r": [(EventKind.RECV, "", "dst")],
+    "rcs": [(EventKind.RECV, "", "dst"), (EventKind.SEND, "dst", "")],
+    "rrc": [(EventKind.REDUCE, "src", "dst")],
+    "rrs": [(EventKind.REDUCE, "src", "block"), (EventKind.SEND, "block", "")],
+    "rrcs": [(EventKind.REDUCE, "src", "dst"), (EventKind.SEND, "dst", "")],
+    "cpy": [(EventKind.COPY, "src", "dst")],
+    "re": [],  # an addition of each chunk
+    "nop": [(EventKind.NOTHING, "", "")],
+}
 
 
 # --- out ------------------------------------------------------------------------------
 
 
 def to_msccl(schedule: Schedule, *, max_steps: int = 64) -> str:
-    """Write a schedule as an algorithm of MSCCL.
+    """Write a schedule that keeps its contract as an algorithm of MSCCL, in XML.
 
     Parameters
     ----------
     schedule
-        A schedule that keeps its contract.
+        The schedule.
     max_steps
         Most steps of a thread block: 64 for msccl-executor-nccl, 256 for MSCCL and RCCL.
-
-    Returns
-    -------
-    str
-        The XML.
 
     Raises
     ------
@@ -72,7 +82,7 @@ def to_msccl(schedule: Schedule, *, max_steps: int = 64) -> str:
         )
     places = Places.of(schedule)
     cut = pieces(schedule, places, _MOST_COUNT)
-    gpus = [blocks_of(places, rank, cut[rank], max_steps) for rank in range(schedule.world_size)]
+    gpus = [_blocks_of(places, rank, cut[rank], max_steps) for rank in range(schedule.world_size)]
     channels = 1 + max((block.channel for blocks in gpus for block in blocks), default=0)
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", schedule.algorithm)[:200]
     root = f' root="{schedule.root}"' if places.rules.rooted else ""
@@ -118,22 +128,84 @@ def _step(
     )
 
 
+@dataclass
+class _ThreadBlock:
+    """A thread block that is being written: its peers, its channel, and its steps."""
+
+    send: int
+    recv: int
+    channel: int
+    steps: list[tuple[Piece | None, tuple[int, int]]] = field(default_factory=list)
+    knows: dict[int, int] = field(default_factory=dict)  # by block, a step that has surely ended
+
+
+def _blocks_of(
+    places: Places, rank: int, steps: Sequence[Sequence[Piece]], max_steps: int
+) -> list[_ThreadBlock]:
+    """The thread blocks of a rank: one for each connection, and one for what is local."""
+    blocks: list[_ThreadBlock] = []
+    numbers: dict[tuple[str, int], int] = {}
+    writer: dict[tuple[Buffer, int], tuple[int, int]] = {}
+    readers: dict[tuple[Buffer, int], dict[int, int]] = {}  # the last step of each block
+    known: dict[tuple[int, int], dict[int, int]] = {}  # by step, what `_ThreadBlock.knows` was
+    for piece in (piece for step in steps for piece in step):
+        way = {"send": "send", "copy": "", "add": ""}.get(piece.kind, "recv")
+        if (way, piece.peer) not in numbers:
+            numbers[way, piece.peer] = len(blocks)
+            blocks.append(_new_block(places, rank, way, piece.peer))
+        number = numbers[way, piece.peer]
+        block = blocks[number]
+        read = {places.memory(rank, ref) for ref in piece.sources}
+        written = {places.memory(rank, ref) for ref in piece.targets}
+        waits = [writer[place] for place in read | written if place in writer]
+        waits += [wait for place in written for wait in readers.get(place, {}).items()]
+        waits.sort(key=lambda wait: wait[1], reverse=True)
+        needed = []
+        for other, step in waits:
+            if other != number and block.knows.get(other, -1) < step:
+                needed.append((other, step))
+                for third, end in (known[other, step] | {other: step}).items():
+                    block.knows[third] = max(end, block.knows.get(third, -1))
+        for wait in needed[1:]:
+            block.steps.append((None, wait))
+        here = (number, len(block.steps))
+        block.steps.append((piece, needed[0] if needed else (-1, -1)))
+        known[here] = dict(block.knows)
+        for place in read:
+            readers.setdefault(place, {})[number] = here[1]
+        for place in written:
+            writer[place], readers[place] = here, {}
+        if len(block.steps) > max_steps:
+            raise ScheduleError(
+                f"thread block {number} of rank {rank} has more than {max_steps} steps: "
+                "msccl-executor-nccl runs at most 64, and MSCCL and RCCL 256 (max_steps)"
+            )
+    return blocks
+
+
+def _new_block(places: Places, rank: int, way: str, peer: int) -> _ThreadBlock:
+    """A thread block for a connection, on a channel that has room at both ends."""
+    distance = (peer - rank if way == "send" else rank - peer) % places.world_size
+    channel = (distance - 1) // _BLOCKS if way else 0
+    if channel >= _CHANNELS:
+        raise ScheduleError(
+            f"rank {rank} has connections over a distance of {distance} ranks: MSCCL has "
+            f"{_CHANNELS} channels with {_BLOCKS} connections each way"
+        )
+    return _ThreadBlock(peer if way == "send" else -1, peer if way == "recv" else -1, channel)
+
+
 # --- in -------------------------------------------------------------------------------
 
 
 def from_msccl(text: str) -> Schedule:
-    """Read an algorithm of MSCCL.
-
-    Returns
-    -------
-    Schedule
-        A schedule that is still to be verified.
+    """Read an algorithm of MSCCL, as a schedule that is still to be verified.
 
     Raises
     ------
     ScheduleError
-        The text is malformed, or no algorithm of MSCCL, or its thread blocks wait for each other
-        in a circle; the message names the line.
+        The text is malformed, or no algorithm of MSCCL, or its thread blocks wait for each other in
+        a circle; the message names the line.
     """
     algo = parse_xml(text, _INSIDE)
     theirs = algo.word("coll")
@@ -205,7 +277,7 @@ class _FileReader:
         for index, step in enumerate(tb.children):
             step.expect("s", index)
             first = len(self.events)
-            for kind, reads, writes in self._things(rank, number, step):
+            for kind, reads, writes in self._actions(rank, number, step):
                 where = f"rank {rank}, thread block {number}, step {index} (line {step.line})"
                 self._message(kind, own, step)
                 self.events.append(Event(rank, kind, reads, writes, last, where))
@@ -226,13 +298,15 @@ class _FileReader:
             raise step.error(f"the thread block has no peer to {('send to', 'receive from')[way]}")
         connection.append(len(self.events))
 
-    def _things(
+    def _actions(
         self, rank: int, block: int, step: Element
     ) -> Iterator[tuple[EventKind, tuple[Place, ...], tuple[Place, ...]]]:
-        """The operations of a step, one by one."""
+        """What a step does, one after the other."""
         kind, count = step.word("type"), step.number("cnt", 0)
 
         def side(name: str) -> tuple[Place, ...]:
+            if name in ("", "block"):  # the last is a sum that is passed on
+                return tuple((f"tb{block}", index) for index in range(count if name else 0))
             letter, first = step.word(f"{name}buf"), step.number(f"{name}off")
             if letter not in ("i", "o", "s"):
                 raise step.error(f'{name}buf="{letter}" is none of i, o, s')
@@ -243,32 +317,15 @@ class _FileReader:
                     f"buffer {letter}"
                 )
             indices = range(first, first + count)
-            if letter == "s":
-                return tuple(("s", index) for index in indices)
-            word = "io" if self.in_place else letter
-            return tuple((word, self.places.chunk(rank, letter, index)) for index in indices)
+            return self.places.run(rank, letter, indices, in_place=self.in_place)
 
-        passed_on = tuple((f"tb{block}", index) for index in range(count))
-        if kind == "nop":
-            yield EventKind.NOTHING, (), ()
-        elif kind == "s":
-            yield EventKind.SEND, side("src"), ()
-        elif kind in ("r", "rcs"):
-            yield EventKind.RECV, (), side("dst")
-        elif kind in ("rrc", "rrcs"):
-            yield EventKind.REDUCE, side("src"), side("dst")
-        elif kind == "rrs":
-            yield EventKind.REDUCE, side("src"), passed_on
-            yield EventKind.SEND, passed_on, ()
-        elif kind == "cpy":
-            yield EventKind.COPY, side("src"), side("dst")
-        elif kind == "re":
+        if kind not in _ACTIONS:
+            raise step.error(f'type="{kind}" is none of {", ".join(_ACTIONS)}')
+        for action, reads, writes in _ACTIONS[kind]:
+            yield action, side(reads), side(writes)
+        if kind == "re":
             for pair in zip(side("dst"), side("src"), strict=True):
                 yield EventKind.ADD, pair, pair[:1]
-        else:
-            raise step.error(f'type="{kind}" is none of s, r, rcs, rrc, rrs, rrcs, cpy, re, nop')
-        if kind in ("rcs", "rrcs"):
-            yield EventKind.SEND, side("dst"), ()
 
     def _pair(self) -> None:
         """Pair the i-th send of each connection with its i-th receive."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from ringcoll.formats.infragraph import topology_from_infragraph
 from ringcoll.formats.msccl import from_msccl
 from ringcoll.formats.mscclpp import from_mscclpp
-from ringcoll.formats.nccl_topology import topology_from_nccl
+from ringcoll.formats.network_files import topology_from_infragraph, topology_from_nccl
 from ringcoll.schedule import Schedule
 from ringcoll.simulation import Topology, topology_from_text
 
@@ -32,7 +31,7 @@ def schedule_in(text: str) -> Schedule:
 
 
 def topology_in(text: str, *, name: str = "graph") -> Topology:
-    """Read a network: XML of NCCL, YAML or JSON of InfraGraph, or a text of `ringcoll.simulation.topology_text`.
+    """Read a network: XML of NCCL, YAML or JSON of InfraGraph, or a text of `topology_text`.
 
     Raises
     ------

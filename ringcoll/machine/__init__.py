@@ -1,21 +1,14 @@
 """Facts of the machine and wishes of its user: settings, cores, stores, files.
 
 ================  ==========================================================
-`settings`        the library's environment variables; nothing else reads them
-`limits`          numbers and time limits of a user, of any class
-`facts`           cores, processor and address, and which processes share a host
+`settings`        the library's environment variables, and a user's time limits
+`facts`           cores, memory, processor, address; which processes share a host
 `stores`          waits for keys of a store
-`lines`           connections whose end tells of a process's death on another host
-`mailbox`         messages that arrive while their receiver sleeps
-`ending`          what comes last in a program; threads that start before
-`sites`           lines of the user's code that make calls
-`signals`         whether the program hears signals while it waits
-`peaks`           peaks of memory between two moments
+`lines`           connections that tell of deaths on other hosts, and bring messages
+`program`         the program around the library: its lines, its signals, its end
 `files`           files that are never seen incomplete
 `tuning`          the file that ``ringcoll tune`` writes
-`schedule_files`  schedules in files, wherever an algorithm is named
-`user_modules`    modules of a user that register algorithms
-`untraced`        keeps torch.compile out of functions
+`schedule_files`  schedules in files, and a user's modules that register algorithms
 ================  ==========================================================
 """
 

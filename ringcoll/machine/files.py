@@ -14,11 +14,11 @@ from typing import IO, Any
 _MOST_NBYTES = 1 << 28
 """Bytes of a file that is read as a whole: the text of a ring on 1,024 ranks has half as many."""
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""Where a pipe has its writer, as of a shell's ``<(...)``; a pipe elsewhere may wait for one for ever."""
+"""Where a pipe has its writer, as of a shell's ``<(...)``; elsewhere it may wait for ever."""
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Write a value as JSON that every program reads: a number that is not finite becomes ``null``."""
+    """Write a value as JSON that every program reads: numbers that are not finite are ``null``."""
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:
@@ -36,11 +36,8 @@ def _finite(value: Any) -> Any:
 def read_file(path: Path) -> str:
     """Read a text in UTF-8.
 
-    Raises
-    ------
-    OSError
-        The file cannot be read, is too large, is no text, or is none: a folder, a device, a pipe without
-        a writer. The error is the reason in words.
+    An ``OSError`` gives the reason in words why it cannot be read: it is too large, no text, or no
+    file, as a folder, a device, or a pipe without a writer.
     """
     try:
         mode = path.stat().st_mode
@@ -58,7 +55,7 @@ def read_json_file(path: Path) -> Any:
 
 
 def text_of(file: IO[bytes]) -> str:
-    """Read a text in UTF-8 to its end; an OSError as of `read_file` if it is too large, or no text."""
+    """Read a text in UTF-8; an OSError as of `read_file` if it is too large, or no text."""
     data = file.read(_MOST_NBYTES + 1)
     if len(data) > _MOST_NBYTES:
         raise OSError(f"it has more than {_MOST_NBYTES} bytes")
@@ -71,19 +68,15 @@ def text_of(file: IO[bytes]) -> str:
 def replace_file(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a draft beside a file, and put the draft in the file's place at once.
 
-    What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. Of ``mode``, the
-    ``umask`` takes away what it says.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written; the draft is gone, and the file as before. The error names the file.
+    What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. Of ``mode``,
+    the ``umask`` takes away what it says. An ``OSError`` names the file; the draft is gone then,
+    and the file as before.
     """
     replace_files({path: content}, mode)
 
 
 def replace_files(contents: Mapping[Path, str | bytes], mode: int = 0o666) -> None:
-    """Write several files as `replace_file` does; none of them is replaced before all drafts are there."""
+    """Write several files as `replace_file` does; none is replaced before all drafts are there."""
     drafts: dict[Path, Path] = {}
     try:
         for path, content in contents.items():
@@ -91,10 +84,11 @@ def replace_files(contents: Mapping[Path, str | bytes], mode: int = 0o666) -> No
             if path.exists() and not path.is_file():
                 path.write_bytes(data)
                 continue
-            # A name of its own: that of the file may be as long as a name can be.
+            # A name of its own: the file's name may be as long as a name can be.
             draft = path.with_name(f".ringcoll.{os.getpid()}.{threading.get_ident()}.{len(drafts)}")
             draft.unlink(missing_ok=True)  # of a process that had the number before, and was killed
-            # A new file: in a folder of all users, whoever guesses its name could have made a link.
+            # A new file: in a folder of all users, a user who guesses its name could have made a
+            # link.
             draft.touch(mode, exist_ok=False)
             drafts[path] = draft
             draft.write_bytes(data)

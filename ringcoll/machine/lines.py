@@ -1,25 +1,33 @@
-"""Connections between processes of different hosts, by whose end a process's death is seen.
+"""Connections between processes of different hosts: lines that tell of a death, and mailboxes.
 
-A process listens at one address, and tells it to those that want to know of its death. A *line* is a
-connection to such an address. It carries the address of the process that has made it, and nothing else, so
-that both ends know whose death they hear of. The kernel keeps a line while both processes live, also when
-one is stopped or holds Python's lock, and ends it when one ends: there are no heartbeats, and no thread.
+A process listens at one address, and tells it to those that want to know of its death. A *line* is
+a connection to such an address. It carries the address of the process that has made it, and nothing
+else, so that both ends know whose death they hear of. The kernel keeps a line while both processes
+live, also when one is stopped or holds Python's lock, and ends it when one ends: there are no
+heartbeats, and no thread.
 
-A line may also be cut by what lies between the hosts, and a firewall refuses connections, too. So a process
-has surely ended only if its address could be reached before, or it has itself ended a line that it had made; and
-if then, for a while, no process listens at its address. Of a process to which there was no line yet, or whose
-host is cut off, nothing is known.
+A line may also be cut by what lies between the hosts, and a firewall refuses connections, too. So a
+process has surely ended only if its address could be reached before, or it has itself ended a line
+that it had made; and if then, for a while, no process listens at its address. Of a process to which
+there was no line yet, or whose host is cut off, nothing is known.
+
+A *mailbox* takes messages that arrive while their receiver sleeps, is stopped, or has not looked
+for long. The kernel takes them: a message that was delivered is read whenever the receiver looks,
+also if its sender has ended meanwhile. There is no thread, and no answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import stat
+import termios
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -32,8 +40,17 @@ _GREETING_S = 0.2  # on a network of one room, a line takes less than a millisec
 _LOOK_S = 0.001
 _BOTH = 2  # connections of a line, if both ends have made one
 _HELLO = 64  # bytes at most; the longest address of IPv6 and a port have 45
-_STRANGERS = 256  # connections that have not said yet whose they are
+_STRANGERS = 256  # connections that have not said yet whose they are, or not all of their message
 _SURE_S = 0.2  # of refusals, one after the other
+_LARGEST = 1 << 22  # bytes of a message; a view of 1,000 members has some 200,000
+_POLL_S = 0.0002  # between two looks whether a message was delivered
+
+
+def _listening(host: str) -> socket.socket:
+    """A socket that takes connections at a free port, and does not block."""
+    server = socket.create_server((host, 0), family=family_of(host), backlog=1024)
+    server.setblocking(False)
+    return server
 
 
 class _Line:
@@ -41,35 +58,30 @@ class _Line:
 
     def __init__(self, address: Address, hello: bytes) -> None:
         self._address, self._hello = address, hello
-        self._open: list[socket.socket] = []  # one, or two if both ends have made one
+        self.connections: list[socket.socket] = []  # one, or two if both ends have made one
         self._begun: socket.socket | None = None  # a connection that is not there yet
         self._has_proof = self.has_ended = False
         self._refused_s: float | None = None  # since when
 
-    @property
-    def is_there(self) -> bool:
-        """Whether there is a connection, as it was last looked at."""
-        return bool(self._open)
-
     def add(self, connection: socket.socket) -> None:
         """Take a connection."""
-        self._open.append(connection)
-        while len(self._open) > _BOTH:
-            self._open.pop(0).close()
+        self.connections.append(connection)
+        while len(self.connections) > _BOTH:
+            self.connections.pop(0).close()
 
     def drop(self) -> None:
         """Let go of connections that have been cut."""
-        for connection in (*self._open,):
+        for connection in (*self.connections,):
             end = end_of(connection)
             if end is not None:
                 self._has_proof |= end
-                self._open.remove(connection)
+                self.connections.remove(connection)
                 connection.close()
 
     def look(self) -> None:
         """See what has become of the connections; begin one if there is none."""
         self.drop()
-        if (self._begun is not None or not self._open) and not self.has_ended:
+        if (self._begun is not None or not self.connections) and not self.has_ended:
             self._connect()
 
     def _connect(self) -> None:
@@ -90,7 +102,7 @@ class _Line:
             self.add(connection)
             return
         connection.close()
-        if self._open or not self._has_proof or code != errno.ECONNREFUSED:
+        if self.connections or not self._has_proof or code != errno.ECONNREFUSED:
             self._refused_s = None
         elif self._refused_s is None:
             self._refused_s = time.monotonic()
@@ -99,23 +111,16 @@ class _Line:
 
     def close(self) -> None:
         """Close the connections."""
-        for connection in (*self._open, self._begun):
+        for connection in (*self.connections, self._begun):
             if connection is not None:
                 connection.close()
 
 
 class Lines:
-    """The address at which a process listens, and its lines.
-
-    Raises
-    ------
-    OSError
-        Nobody can listen at the host.
-    """
+    """The address at which a process listens, and its lines; ``OSError`` if it cannot listen."""
 
     def __init__(self, host: str) -> None:
-        self._server = socket.create_server((host, 0), family=family_of(host), backlog=1024)
-        self._server.setblocking(False)
+        self._server = _listening(host)
         self.address: Address = self._server.getsockname()[:2]
         self._hello = f"{self.address[0]} {self.address[1]}\n".encode()
         self._lines: dict[Address, _Line] = {}
@@ -131,11 +136,13 @@ class Lines:
             return line.has_ended
 
     def greet(self, addresses: Iterable[Address], limit_s: float = _GREETING_S) -> None:
-        """Make lines to processes; those that do not answer in time are not waited for, then or later."""
+        """Make lines to processes; those that do not answer in time are never waited for again."""
         deadline = time.monotonic() + limit_s
         left = {address for address in addresses if address not in self._lines}
         while left := {
-            one for one in left if not self.has_ended(one) and not self._line(one).is_there
+            address
+            for address in left
+            if not self.has_ended(address) and not self._line(address).connections
         }:
             if time.monotonic() > deadline:
                 return
@@ -145,8 +152,8 @@ class Lines:
         """Close all sockets."""
         for line in self._lines.values():
             line.close()
-        for one in (self._server, *self._strangers):
-            one.close()
+        for connection in (self._server, *self._strangers):
+            connection.close()
 
     def _line(self, address: Address) -> _Line:
         return self._lines.setdefault(address, _Line(address, self._hello))
@@ -163,16 +170,16 @@ class Lines:
         waiting, self._strangers = self._strangers, []
         for connection in waiting:
             try:
-                told = _address_in(connection.recv(_HELLO))
+                address = _address_in(connection.recv(_HELLO))
             except BlockingIOError:
                 self._strangers.append(connection)
                 continue
             except OSError:
-                told = None
-            if told is None:
+                address = None
+            if address is None:
                 connection.close()
             else:
-                self._line(told).add(connection)
+                self._line(address).add(connection)
         while len(self._strangers) > _STRANGERS:
             self._strangers.pop(0).close()
 
@@ -206,8 +213,9 @@ _making = threading.RLock()  # as above
 def listening_at(host: str) -> Address | None:
     """The address at which this process listens for lines, from now on until it ends.
 
-    ``host`` is this machine's address on the way to the others; the first that is given stays. ``None``
-    for the loopback interface, as other hosts cannot reach that, and where nobody can listen.
+    ``host`` is this machine's address on the way to the others; the first that is given stays.
+    ``None`` for the loopback interface, as other hosts cannot reach that, and where nobody can
+    listen.
     """
     global _own  # noqa: PLW0603  # the process has a single one
     with _making:
@@ -267,3 +275,104 @@ def sockets() -> Iterator[socket.socket]:
         with connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6):
                 yield connection
+
+
+# --- mailboxes ----------------------------------------------------------------------------
+
+
+class Inbox:
+    """Lines of text that others `deliver`, on a free port of one interface."""
+
+    def __init__(self, host: str) -> None:
+        self._server = _listening(host)
+        self.port: int = self._server.getsockname()[1]
+        self._open: dict[socket.socket, bytes] = {}  # messages that have come in part
+        self._end = weakref.finalize(self, _close, self._server, self._open)
+
+    def read(self) -> list[str]:
+        """All messages that have come since the last call, in their order."""
+        with contextlib.suppress(OSError):  # mostly as no more have come
+            while True:
+                connection, _ = self._server.accept()
+                connection.setblocking(False)
+                self._open[connection] = b""
+        texts = []
+        for connection in [*self._open]:
+            data, has_ended = self._open[connection], False
+            try:
+                while not has_ended and len(data) <= _LARGEST:
+                    piece = connection.recv(1 << 16)
+                    data += piece
+                    has_ended = not piece or piece.endswith(b"\n")
+            except BlockingIOError:
+                self._open[connection] = data
+            except OSError:
+                has_ended = True
+            if data.endswith(b"\n"):
+                texts.append(data.decode(errors="replace"))
+            if has_ended or len(data) > _LARGEST:
+                self._forget(connection)
+        for connection in [*self._open][:-_STRANGERS]:
+            self._forget(connection)
+        return texts
+
+    def close(self) -> None:
+        """Take nothing any more: whoever delivers is refused."""
+        self._end()
+
+    def _forget(self, connection: socket.socket) -> None:
+        del self._open[connection]
+        connection.close()
+
+
+def _close(server: socket.socket, connections: dict[socket.socket, bytes]) -> None:
+    for connection in (server, *connections):
+        connection.close()
+    connections.clear()
+
+
+def deliver(text: str, addresses: Iterable[Address], limit_s: float) -> set[Address]:
+    """Send a line of text to mailboxes, and wait until their kernels have it.
+
+    Returns
+    -------
+    set
+        The addresses whose hosts say that nobody listens there. To the others that were not reached
+        within the limit, nothing is said.
+    """
+    data = f"{text}\n".encode()
+    refused: set[Address] = set()
+    deadline = time.monotonic() + limit_s
+    with contextlib.ExitStack() as stack:
+        ways: dict[Address, tuple[socket.socket, bytes]] = {}
+        for address in addresses:
+            way = stack.enter_context(socket.socket(family_of(address[0])))
+            way.setblocking(False)
+            way.connect_ex(address)
+            ways[address] = way, data
+        while ways:
+            for address, (way, rest) in [*ways.items()]:
+                try:
+                    if rest:
+                        ways[address] = way, rest[way.send(rest) :]
+                    elif not _is_on_its_way(way):
+                        del ways[address]
+                except OSError as error:
+                    if error.errno in (errno.EAGAIN, errno.ENOTCONN, errno.EINPROGRESS):
+                        continue
+                    if error.errno == errno.ECONNREFUSED:
+                        refused.add(address)
+                    del ways[address]
+            if ways:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_POLL_S)
+    return refused
+
+
+def _is_on_its_way(way: socket.socket) -> bool:
+    """Whether the other end's kernel has not acknowledged all bytes; SIOCOUTQ in tcp(7)."""
+    try:
+        return any(fcntl.ioctl(way, termios.TIOCOUTQ, bytes(4)))
+    except OSError:  # not on Linux
+        return False

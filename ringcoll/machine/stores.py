@@ -1,7 +1,7 @@
 """Stores: served, waited for and read; and what to say when one is gone.
 
-A store believes whoever reaches it. What is read from it is checked where it is used: a value that no
-rank of this library writes is a `TransportError`.
+A store believes whoever reaches it. What is read from it is checked where it is used: a value that
+no rank of this library writes is a `TransportError`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, TransportError
-from ringcoll.machine.ending import at_end, started
 from ringcoll.machine.facts import family_of, place
 from ringcoll.machine.lines import end_of, sockets
+from ringcoll.machine.program import at_end, started
 
 Answer = TypeVar("Answer")
 
 _CONNECTING_S = 1.0
 _LOOK_S = 0.02  # between two looks whether the host of a store lives, while torch connects to it
 _GIVING_UP_S = 5.0  # for torch to give up: 0.6 to 3.1 s in 12 tries with the limit above
-# torch looks up the name of whom it connects to. Where a name server does not answer, that takes 5 seconds
-# or more, once in a process: the next try does without.
+# torch looks up the name of the host it connects to. Where a name server does not answer, that
+# takes 5 seconds or more, once in a process: the next try does without.
 _TRIES = 3
 _LATE_S = 1.0  # for an answer that comes at the time limit, and says more
 
@@ -49,17 +49,9 @@ def appears(
 ) -> bool:
     """Wait until a store has some keys, and return whether it has them.
 
-    The wait looks into the store, with growing pauses between the looks: a wait in the store
-    itself would block the store for other threads.
-
-    Parameters
-    ----------
-    store, keys
-        Store, and the keys that have to be in it.
-    deadline
-        Time at which the wait ends, as ``time.monotonic`` counts.
-    given_up
-        Function that says whether the wait is in vain.
+    The wait looks into the store, with growing pauses between the looks: a wait in the store itself
+    would block the store for other threads. It ends at ``deadline``, as ``time.monotonic`` counts,
+    or when ``given_up`` says that it is in vain.
     """
     pause_s = 0.0005
     while not store.check(keys):
@@ -83,18 +75,12 @@ def read_all(store: Any, keys: list[str]) -> list[str]:  # torch's stubs lack tw
 
 
 def read_json(store: dist.Store, key: str) -> Any:
-    """The value under a key of a store, which a rank has written as JSON.
-
-    Raises
-    ------
-    TransportError
-        The text is not JSON.
-    """
+    """The value under a key of a store, which a rank has written as JSON; see `as_json`."""
     return as_json(key, read_text(store, key))
 
 
 def as_json(key: str, text: str) -> Any:
-    """The value of a text that is JSON; see `read_json`."""
+    """The value of a text under a key, which a rank has written as JSON; or `TransportError`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -109,25 +95,15 @@ def read_fields(store: dist.Store, key: str, kinds: Mapping[str, type]) -> dict[
 def as_fields(key: str, text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """The object in a text under a key of a store, which a rank has written as JSON.
 
-    Parameters
-    ----------
-    key, text
-        Key and text.
-    kinds
-        Types of the fields; a number is at least 0 and has at most 64 bits.
-
-    Raises
-    ------
-    TransportError
-        The text is something else.
+    ``kinds`` are the types of its fields; a number is at least 0 and has at most 64 bits. Raises
+    `TransportError` if the text is something else.
     """
     fields = as_json(key, text)
     if not isinstance(fields, dict) or fields.keys() != kinds.keys():
         raise not_of_a_rank(key, fields)
     for name, kind in kinds.items():
         value = fields[name]
-        is_large = isinstance(value, int) and not 0 <= value < 1 << 64
-        if type(value) is not kind or is_large:
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 64):
             raise not_of_a_rank(key, fields)
     return fields
 
@@ -157,12 +133,9 @@ def _below(store: dist.Store) -> dist.Store:
 
 
 def private(store: dist.Store) -> dist.Store:
-    """A connection of its own to a store: a long wait on a connection blocks all others who use it.
+    """A connection of its own to a store: a long wait on a connection blocks all its other users.
 
-    Raises
-    ------
-    TransportError
-        The store is there, and cannot be connected to.
+    Raises `TransportError` if the store is there, and cannot be connected to.
     """
     reason = ""
     for _ in range(_TRIES):
@@ -187,7 +160,7 @@ os.register_at_fork(after_in_child=_common.clear)
 
 
 def common(store: dist.Store) -> dist.Store:
-    """A part of a store that all who call this with the store get, over one connection of the process.
+    """A part of a store that all callers with the store share, over one connection of the process.
 
     The connection is not the user's; no look over it may be a long wait. Raises as `private`.
     """
@@ -215,7 +188,7 @@ def common(store: dist.Store) -> dist.Store:
 def _connected(store: dist.Store) -> dist.Store | None:
     """Another connection to a store; ``None`` if its host dies meanwhile.
 
-    torch connects for up to 3 s more then, whatever the limit. So a socket beside it tells the death.
+    torch then connects for up to 3 s more, whatever the limit. So a socket tells of the death.
     """
     below = _below(store)
     if not isinstance(below, dist.TCPStore):
@@ -250,7 +223,7 @@ MESSAGES: set[Future[Any]] = set()
 
 
 def _end_calls() -> None:
-    """Wait until torch has given up: a thread that comes back from C++ while Python ends ends the process."""
+    """Wait until torch has given up: threads that come back from C++ at the end end the process."""
     for connection in sockets() if MESSAGES else ():  # nothing of the program comes after this
         with contextlib.suppress(OSError):
             connection.getpeername()  # gloo aborts the process if its listening socket is shut down
@@ -266,7 +239,7 @@ for _calls in (_clones, MESSAGES):
 
 
 def begun(function: Callable[[], Answer], among: set[Future[Any]] | None = None) -> Future[Answer]:
-    """Call a function that may never return, such as a look into the store of a process that is stopped.
+    """Call a function that may never return, such as a look into a stopped process's store.
 
     Its thread stays behind if it does not return; ``among`` holds its answer meanwhile.
     """
@@ -290,7 +263,7 @@ def _ask(function: Callable[[], Answer], answer: Future[Answer]) -> None:
 
 
 def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
-    """Call a function that may never return; see `begun`. Raises `TimeoutError` if it does not in time."""
+    """Call a function that may never return; see `begun`. Raises `TimeoutError` after the limit."""
     answer = begun(function)
     try:
         wait([answer], min(limit_s, threading.TIMEOUT_MAX))
@@ -302,14 +275,10 @@ def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
 
 
 def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) -> Answer:
-    """Call a function that asks a store, which gives no answer while its host is stopped; see `begun`.
+    """Call a function that asks a store, whose host may be stopped; see `begun`.
 
-    Raises
-    ------
-    CollectiveTimeoutError
-        No answer came within ``limit_s`` seconds.
-    TransportError
-        The store is gone.
+    Raises `CollectiveTimeoutError` if no answer comes within ``limit_s`` seconds, and
+    `TransportError` if the store is gone.
     """
     try:
         return within(limit_s + _LATE_S, function)

@@ -1,14 +1,14 @@
 """Files of measurements of this machine: that of ``ringcoll tune``, and what groups have measured.
 
-A file of ``ringcoll fit`` holds what was fitted to a network. A file of ``ringcoll tune`` holds a table for
-each transport, number of ranks, number of hosts and type of device; see `ringcoll.cost.table.Table`. The file
-is replaced as a whole, so that a reader sees the old file or the new file. A group that measures, as it finds
-nothing in either file, keeps its costs in the second file (`remember`), for the programs of the next hours.
+A file of ``ringcoll fit`` holds what was fitted to a network. A file of ``ringcoll tune`` holds a
+table for each transport, number of ranks, number of hosts and type of device; see
+`ringcoll.cost.Table`. The file is replaced as a whole, so that a reader sees the old file or the
+new file. A group that measures, as it finds nothing in either file, keeps its costs in the second
+file (`remember`), for the programs of the next hours.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from ringcoll.cost import Fitted, Table
 from ringcoll.errors import RingcollError, TuningFileError
 from ringcoll.machine import settings
 from ringcoll.machine.facts import cores, cpu
-from ringcoll.machine.files import json_text, read_file, replace_file
+from ringcoll.machine.files import json_text, read_file, read_json_file, replace_file
 
 _FORMAT, _FIT_FORMAT = "ringcoll tuning", "ringcoll fit"
 _VERSION = 1
@@ -32,13 +32,7 @@ _log = logging.getLogger("ringcoll")
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Facts of this machine on which measurements depend, beside its load.
-
-    Parameters
-    ----------
-    device
-        Type of the device of the tensors: of CUDA tensors, the GPU's name is one of the facts.
-    """
+    """Facts of this machine, beside its load, on which measurements depend; on CUDA its GPU."""
     facts: dict[str, Any] = {"cpu": cpu(), "cores": cores()}
     if device == "cuda":
         facts["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -49,12 +43,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 class Tuned:
     """A table of a file, and where the table comes from.
 
-    Parameters
-    ----------
-    table
-        Costs and rules.
-    facts
-        Versions, date and machine; for people, and to tell machines apart.
+    ``facts`` are versions, date and machine; for people, and to tell machines apart.
     """
 
     table: Table
@@ -64,8 +53,8 @@ class Tuned:
     def now(cls, table: Table, **facts: Any) -> Tuned:
         """Make an entry for a table that has just been measured on this machine."""
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        here = machine(table.device)
-        return cls(table, {"date": date, "ringcoll": __version__, "machine": here} | facts)
+        own = {"date": date, "ringcoll": __version__, "machine": machine(table.device)}
+        return cls(table, own | facts)
 
     @property
     def key(self) -> tuple[str, int, int, str]:
@@ -75,13 +64,7 @@ class Tuned:
 
 
 def read(path: Path) -> list[Tuned]:
-    """Read a file.
-
-    Raises
-    ------
-    TuningFileError
-        The file cannot be read, or is not a file of ``ringcoll tune``; the error names the file.
-    """
+    """Read a file of ``ringcoll tune``; a `TuningFileError` names the file if it is none."""
     try:
         entries = _document(path, _FORMAT, "tune").get("tables")
         if not isinstance(entries, list):
@@ -93,25 +76,18 @@ def read(path: Path) -> list[Tuned]:
 
 def _document(path: Path, kind: str, command: str) -> dict[str, Any]:
     try:
-        document = json.loads(read_file(path))
+        document = read_json_file(path)
     except (OSError, ValueError, RecursionError) as error:
         raise TuningFileError(f"cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != kind:
         raise TuningFileError(f"not a file of `ringcoll {command}`")
-    if document.get("version") != _VERSION:
-        version = document.get("version")
+    if (version := document.get("version")) != _VERSION:
         raise TuningFileError(f"has version {version!r}, and this library reads {_VERSION}")
     return document
 
 
 def read_fit(path: Path) -> Fitted:
-    """Read a file of ``ringcoll fit``.
-
-    Raises
-    ------
-    TuningFileError
-        The file cannot be read, or is not a file of ``ringcoll fit``; the error names the file.
-    """
+    """Read a file of ``ringcoll fit``; a `TuningFileError` names the file if it is none."""
     try:
         return Fitted.from_json(_document(path, _FIT_FORMAT, "fit"))
     except TuningFileError as error:
@@ -119,27 +95,16 @@ def read_fit(path: Path) -> Fitted:
 
 
 def write_fit(path: Path, fitted: Fitted) -> None:
-    """Write a file that `read_fit` reads.
-
-    Raises
-    ------
-    TuningFileError
-        The file cannot be written.
-    """
-    document = {"format": _FIT_FORMAT, "version": _VERSION, **fitted.to_json()}
-    _write(path, document)
+    """Write a file that `read_fit` reads; `TuningFileError` if it cannot be written."""
+    _write(path, {"format": _FIT_FORMAT, "version": _VERSION, **fitted.to_json()})
 
 
 def fit_for(asked: str | None, hosts: tuple[int, ...]) -> Fitted | None:
     """The fit that a group uses: of the file that its options name, or ``RINGCOLL_TUNING`` does.
 
-    The latter is for groups of as many ranks as the fit has, on hosts as it has them; others go on without it.
-
-    Raises
-    ------
-    TuningFileError
-        The file cannot be read, or its fit is of another version of the library; or the options name it, and it
-        is for other ranks or hosts. The error names the file.
+    The latter is for groups of as many ranks as the fit has, on hosts as it has them; others go on
+    without it. A `TuningFileError` names a file that cannot be read, or whose fit is of another
+    version of the library; or that the options name, and that is for other ranks or hosts.
     """
     path = Path(asked).expanduser() if asked else settings.tuning_file()[0]
     if path is None or not (asked or _is_fit(path)):
@@ -179,10 +144,7 @@ def _tuned(entry: Any, path: Path) -> Tuned:
 def update(path: Path, tuned: Tuned) -> None:
     """Put a table into a file, in place of the table with the same key.
 
-    Raises
-    ------
-    TuningFileError
-        The file is not a file of ``ringcoll tune``, or cannot be written.
+    Raises `TuningFileError` if the file is none of ``ringcoll tune``, or cannot be written.
     """
     kept = [entry for entry in read(path) if entry.key != tuned.key] if _exists(path) else []
     entries = [entry.table.to_json() | {"facts": entry.facts} for entry in [*kept, tuned]]
@@ -220,7 +182,7 @@ def is_recent(tuned: Tuned) -> bool:
 def known_table(
     transport: str, world_size: int, hosts: int, device: str, measured: Table | None = None
 ) -> Table | None:
-    """The table that a group takes: of the tuning file; or ``measured`` by this process; or by another one lately.
+    """The table of the tuning file; or ``measured`` by this process; or by another one lately.
 
     Raises as `find_table`, whose arguments these are.
     """
@@ -246,25 +208,10 @@ def find_table(
 ) -> Table | None:
     """Look in a file for the table of a transport, a number of ranks and hosts, and a device.
 
-    Parameters
-    ----------
-    path
-        Path of the file; ``None`` for no file, and no table.
-    transport, world_size, hosts
-        Key of the table.
-    asked
-        Whether the user has named the file. If not, the file may be missing, a wrong file gives
-        a warning only, and measurements of another machine are not used.
-    device
-        Type of the device of the tensors. Measurements with CPU tensors say nothing about CUDA
-        tensors, and are not used for them.
-    holds
-        Function that says whether a table may still be used.
-
-    Raises
-    ------
-    TuningFileError
-        The user has named the file, and the file is wrong.
+    ``path`` is ``None`` for no file. If the user has ``asked`` for the file, a `TuningFileError`
+    says what is wrong with it; if not, the file may be missing, a wrong file gives a warning only,
+    and measurements of another machine are not used. Measurements with CPU tensors say nothing
+    about CUDA tensors, and are not used for them. ``holds`` says whether a table may still be used.
     """
     if path is None or (not asked and not _exists(path)):
         return None

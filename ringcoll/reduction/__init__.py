@@ -1,8 +1,8 @@
 """Reduction operators: what ``(+)`` means for a dtype, and in which dtype it is computed.
 
 `resolve` binds an operator to a dtype, which is a `Reduction`. 16-bit and 8-bit floats are added
-and multiplied in float32, and partial results travel in float32 unless the call asks for a
-narrower wire dtype: eight times 60000 is already infinite in float16.
+and multiplied in float32, and partial results travel in float32 unless the call asks for a narrower
+wire dtype: eight times 60000 is already infinite in float16.
 
 Integers wrap around, as in torch. torch cannot add all unsigned dtypes: their bits are viewed as
 signed numbers, or converted to a wider dtype. For bool, SUM and MAX are *or*, PRODUCT and MIN are
@@ -10,12 +10,9 @@ signed numbers, or converted to a wider dtype. For bool, SUM and MAX are *or*, P
 
 ==============  =========================================================
 `operators`     operators, and their reductions for each dtype
-`engine`        the engine that computes with torch's operators
-`gpu`           the engine that computes with kernels, for CUDA tensors
-`kernels`       the kernels' source, types and sizes
+`engine`        the engine that computes with torch's operators, and results before a call
+`gpu`           kernels for CUDA tensors, and the engine that computes with them
 `reproducible`  reductions whose bits depend on the inputs only
-`exact`         sums of floats that are rounded once
-`predicted`     results from the order of reduction, before a call
 `user_code`     what a function of a user computes, for ranks to compare
 ==============  =========================================================
 """

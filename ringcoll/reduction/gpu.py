@@ -1,9 +1,15 @@
-"""Reductions on a GPU, with the kernels of ``reduce.cuh``, compiled and launched by CuPy.
+"""Reductions on a GPU: kernels, compiled and launched by CuPy.
 
-CuPy comes with the extra ``ringcoll[cuda13]`` or ``ringcoll[cuda12]``. The launch gets addresses
-of torch's memory, of any dtype, and torch's current stream: nothing is copied, and the host waits
-for nothing. The first use compiles a kernel, in some tenths of a second; CuPy keeps the compiled
-kernel on disk (``CUPY_CACHE_DIR``).
+Problem: reduce vectors on a GPU as fast as its memory can be read and written, for every operator
+and dtype, wherever the vectors start. The kernel itself is ``reduce.cuh``; here its types and sizes
+are filled in (`Kernel`) for the places of the vectors (`aligned`), which needs no GPU: tests
+compile every kernel, and run it on a CPU. Cost: a launch; each operand is read once, each result is
+written once.
+
+CuPy comes with the extra ``ringcoll[cuda13]`` or ``ringcoll[cuda12]``. The launch gets addresses of
+torch's memory, of any dtype, and torch's current stream: nothing is copied, and the host waits for
+nothing. The first use compiles a kernel, in some tenths of a second; CuPy keeps the compiled kernel
+on disk (``CUPY_CACHE_DIR``).
 """
 
 from __future__ import annotations
@@ -13,24 +19,224 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cache, partial
-from importlib import import_module
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from importlib import import_module, resources
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ringcoll.errors import MissingExtraError
-from ringcoll.reduction import kernels
 from ringcoll.reduction.engine import Engine, run_all
-from ringcoll.reduction.kernels import Kernel
 from ringcoll.reduction.operators import OPERATORS, SIGNED_TWIN, Reduction
+
+MOST_SOURCES = 16
+"""Largest number of operands of a launch, which holds all of them in registers at once."""
+
+# Of the compiler. Without fused multiply-add, results are those of a CPU bit for bit.
+OPTIONS = ("--std=c++17", "--fmad=false")
+
+# Number of accesses under way in a thread. Reckoned, not measured: 4.8 TB/s (the data sheet of an
+# H200) for a latency of 1 us is 36 KiB for each of its 132 multiprocessors; 768 threads ask for 96
+# KiB.
+_LOADS = 8
+_MOST_UNROLLED = 4
+_MOST_ELEMENTS = 32  # of a vector in a thread: more elements do not fit in its registers
+_MOST_HELD = 64  # of all sources, so that three blocks find room; tried with NVRTC 13.0 and 13.5
+_ACCESS_NBYTES = 16  # the widest access
+_MOST_BLOCKS = (1 << 31) - 1
+
+_NAMED = (
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128 "
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+)
+_C_TYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _NAMED.split()}
+_C_TYPES[torch.bool] = "uint8"
+_NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_NBYTES = {name: dtype.itemsize for dtype, name in _C_TYPES.items()}
+
+
+def c_type(dtype: torch.dtype) -> str | None:
+    """Name of a dtype in the kernels; ``None`` if the kernels do not know the dtype."""
+    return _C_TYPES.get(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Types and sizes of a kernel; see the struct of that name in ``reduce.cuh``.
+
+    Parameters
+    ----------
+    op
+        ``Sum``, ``Product``, ``Min``, ``Max``, ``Band``, ``Bor`` or ``Bxor``.
+    finish
+        ``Plain``, ``Divide`` or ``Multiply``: the last operation on the total.
+    first, rest
+        Types of the first source, and of all other sources.
+    into, copy
+        Types of the first result, and of the second.
+    sources, results
+        Number of sources, at least 1, and of results, 1 or 2.
+    rounded
+        Type to which the total is rounded before it is stored; "" for no such rounding.
+    run
+        Elements of an access.
+    """
+
+    op: str
+    finish: str
+    first: str
+    rest: str
+    into: str
+    copy: str
+    sources: int
+    results: int
+    rounded: str = ""
+    run: int = 1
+
+    @property
+    def work(self) -> str:
+        """Type of the computation: the widest type of all, but no narrower than float32."""
+        widest = max(
+            (self.first, self.rest, self.into, self.copy),
+            key=lambda name: (_NBYTES[name], name not in _NARROW),
+        )
+        return "float32" if widest in _NARROW else widest
+
+    @property
+    def pack(self) -> int:
+        """Elements that a thread moves at a time."""
+        used = {self.first, self.rest, self.into, self.copy}
+        return _ACCESS_NBYTES // max(_NBYTES[name] for name in used)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 256
+
+    @property
+    def unroll(self) -> int:
+        """Packs of each source that a thread has under way."""
+        return max(1, min(_MOST_UNROLLED, _LOADS // self.sources, _MOST_ELEMENTS // self.pack))
+
+    @property
+    def resident(self) -> int:
+        """Blocks for which a multiprocessor has to have room.
+
+        The number is for the compiler, which would otherwise save registers for more blocks, and
+        wait for a load before it asks for the next. For sm_100 NVRTC 13.5 even spilled registers of
+        some kernels. Other kernels do not fit if there are to be three blocks, or even two.
+        """
+        elements = self.sources * self.pack
+        is_float8 = self.first.startswith("float8") or self.rest.startswith("float8")
+        if self.sources <= _LOADS and elements <= _MOST_HELD and not is_float8:
+            return 3
+        return 2 if elements <= 2 * _MOST_HELD else 1
+
+    def parameters(self) -> list[str]:
+        """Parameters of the kernel, in C++."""
+        vectors = [f"const void* source{i}" for i in range(self.sources)]
+        vectors += [f"void* into{i}" for i in range(self.results)]
+        return [*vectors, "long long numel", "long long head", "double real", "double imag"]
+
+    def definition(self, name: str = "ringcoll_reduce") -> str:
+        """The kernel in CUDA C++; `header` comes before it."""
+        types = (self.work, self.first, self.rest, self.into, self.copy, self.rounded or self.work)
+        words = ", ".join(f"ringcoll::{word}" for word in (self.op, self.finish, *types))
+        sizes = (self.sources, self.results, self.pack, self.run, self.unroll, self.threads)
+        sources = ", ".join(f"source{i}" for i in range(self.sources))
+        results = ", ".join(f"into{i}" for i in range(self.results))
+        return f"""
+extern "C" __global__ void __launch_bounds__({self.threads}, {self.resident}) {name}(
+    {", ".join(self.parameters())}) {{
+    typedef ringcoll::Kernel<
+        {words},
+        {", ".join(map(str, sizes))}> Chosen;
+    ringcoll::Arguments<Chosen> arguments = {{
+        {{{sources}}}, {{{results}}}, numel, head, real, imag}};
+    ringcoll::reduce<Chosen>(arguments);
+}}
+"""
+
+
+@lru_cache(maxsize=1)
+def header() -> str:
+    """The common source of all kernels, in CUDA C++: ``reduce.cuh``."""
+    large = torch.tensor([1000.0], device="cpu").to(torch.float8_e4m3fn).view(torch.uint8).item()
+    text = resources.files(__package__).joinpath("reduce.cuh").read_text(encoding="utf-8")
+    return f"#define RINGCOLL_LARGE_E4M3 {large}\n{text}"
+
+
+def aligned(places: Sequence[tuple[int, int]], pack: int) -> tuple[int, int] | None:
+    """The longest run that fits all vectors, and the number of elements before the first run.
+
+    Places are the addresses of vectors, with the sizes of their elements, in bytes.
+
+    >>> aligned([(4096, 4), (8192, 4)], 4)
+    (4, 0)
+    >>> aligned([(4100, 4), (8196, 4)], 4)  # both one element off
+    (4, 3)
+    >>> aligned([(4096, 4), (8200, 4)], 4)  # two elements apart
+    (2, 0)
+    """
+    if any(address % itemsize for address, itemsize in places):
+        return None
+    run = pack
+    while True:
+        heads = {-(address // itemsize) % run for address, itemsize in places}
+        if len(heads) == 1:
+            return run, heads.pop()
+        run //= 2
+
+
+class Launch(NamedTuple):
+    """A kernel that fits its vectors, and the numbers for its launch."""
+
+    kernel: Kernel
+    blocks: int
+    arguments: tuple[int | float, ...]
+
+
+def launch_of(
+    kernel: Kernel, into: Sequence[Tensor], sources: Sequence[Tensor], factor: complex = 0.0
+) -> Launch | None:
+    """Fit a kernel to vectors; ``None`` if one of them is not aligned to its own elements.
+
+    Parameters
+    ----------
+    kernel
+        Kernel with any run.
+    into, sources
+        Flat contiguous tensors, all with the same number of elements.
+    factor
+        Number by which the total is divided, or multiplied.
+    """
+    vectors, numel = (*sources, *into), into[0].numel()
+    assert all(vector.numel() == numel for vector in vectors)
+    pointers = [vector.data_ptr() for vector in vectors]
+    itemsizes = [vector.itemsize for vector in vectors]
+    fit = aligned([*zip(pointers, itemsizes, strict=True)], kernel.pack)
+    if fit is None:
+        return None
+    run, head = fit[0], min(fit[1], numel)
+    packs, tile = (numel - head) // kernel.pack, kernel.threads * kernel.unroll
+    blocks = max(1, min(-(-packs // tile), _MOST_BLOCKS))
+    numbers = (float(factor.real), float(factor.imag))
+    return Launch(replace(kernel, run=run), blocks, (*pointers, numel, head, *numbers))
+
+
+# --- the engine ---------------------------------------------------------------------------
 
 bound: Counter[str] = Counter()
 """How often this process has bound reductions to kernels, and to torch's operators instead."""
 
 _MOST_RESULTS = 2
 _MOST_CHARACTERS = 300  # of an error of CuPy: its first line
+# Names of operators in the kernels: for numbers, and for bool.
+_SUMS = {"avg": "Sum", "premul_sum": "Sum"}
+_OPS = {name: name.capitalize() for name in OPERATORS.values()} | _SUMS
+_BOOL_OPS = {**_OPS, "sum": "Bor", "max": "Bor", "product": "Band", "min": "Band"}
 _choosing = threading.Lock()
 _chosen: dict[str, Engine] = {}
 
@@ -41,13 +247,11 @@ class _Stream(NamedTuple):
     ptr: int
 
 
-@cache
-def _stream(handle: int) -> _Stream:
-    return _Stream(handle)
+_stream = cache(_Stream)
 
 
 def _import_cupy() -> Any:
-    """Import CuPy; the warnings of an import are nobody's, even where the user makes them errors."""
+    """Import CuPy; warnings of an import are nobody's, even where the user makes them errors."""
     with warnings.catch_warnings():  # it is process-wide: an import is short, and happens once
         warnings.simplefilter("ignore")
         return import_module("cupy")
@@ -132,24 +336,11 @@ def _warn(reason: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
-# Names of operators in the kernels: for numbers, and for bool.
-_OPS = {name: name.capitalize() for name in OPERATORS.values()} | {
-    "avg": "Sum",
-    "premul_sum": "Sum",
-}
-_BOOL_OPS = {**_OPS, "sum": "Bor", "max": "Bor", "product": "Band", "min": "Band"}
-
-
 class CupyEngine(Engine):
     """The kernels of ``reduce.cuh``, by the module ``cupy``; torch's operators without a kernel.
 
-    Parameters
-    ----------
-    cupy
-        The module.
-    required
-        Whether a kernel that cannot be compiled is an error. Otherwise torch's operators do its
-        work, with a warning for the first such kernel.
+    A kernel that cannot be compiled is an error if kernels are ``required``. Otherwise torch's
+    operators do its work, with a warning for the first such kernel.
     """
 
     def __init__(self, cupy: Any, *, required: bool = False) -> None:
@@ -170,27 +361,24 @@ class CupyEngine(Engine):
         narrow: Tensor | None = None,
     ) -> Callable[[], object]:
         """Make a function that reduces vectors; see `Engine.bind`."""
-        most = kernels.MOST_SOURCES
-        if len(sources) > most:
-            first = self.bind(reduction, into[:1], sources[:most], None)
-            rest = (into[0], *sources[most:])
+        if len(sources) > MOST_SOURCES:
+            first = self.bind(reduction, into[:1], sources[:MOST_SOURCES], None)
+            rest = (into[0], *sources[MOST_SOURCES:])
             return run_all([first, self.bind(reduction, into, rest, world_size, narrow)])
         results = (*into, *([] if narrow is None else [narrow]))
         rounds = world_size is not None or narrow is not None
         kernel = _kernel(reduction, results, sources, world_size, rounds)
-        run = kernel and self.launch(kernel, results, sources, float(world_size or 0))
-        if run:
+        if kernel and (run := self.launch(kernel, results, sources, float(world_size or 0))):
             return run
         bound["torch"] += 1
         return super().bind(reduction, into, sources, world_size, narrow)
 
     def round(self, narrow: Tensor, tensor: Tensor) -> Callable[[], object]:
         """Make a function that converts a tensor; see `Engine.round`."""
-        wire, wide = kernels.c_type(narrow.dtype), kernels.c_type(tensor.dtype)
+        wire, wide = c_type(narrow.dtype), c_type(tensor.dtype)
         if wire is not None and wide is not None:
             kernel = Kernel("Sum", "Plain", wide, wide, wire, wide, 1, 2, rounded=wire)
-            run = self.launch(kernel, (narrow, tensor), (tensor,))
-            if run is not None:
+            if run := self.launch(kernel, (narrow, tensor), (tensor,)):
                 return run
         return super().round(narrow, tensor)
 
@@ -200,17 +388,15 @@ class CupyEngine(Engine):
         The kernel rounds the input to the wire dtype after the scaling only; torch's operators
         round before the scaling, too.
         """
-        operator = reduction.operator
-        factor = operator.factor
-        source, work = kernels.c_type(flat.dtype), kernels.c_type(reduction.work_dtype)
-        wire = kernels.c_type(reduction.wire_dtype)
+        factor = reduction.operator.factor
+        dtypes = flat.dtype, reduction.work_dtype, reduction.wire_dtype
+        source, work, wire = map(c_type, dtypes)
         # The host would have to wait for a factor on the GPU. Without a factor torch is as fast.
         if isinstance(factor, int | float | complex) and source and work and wire:
-            finish = "Scale" if operator.has_real_factor else "Multiply"
+            finish = "Scale" if reduction.operator.has_real_factor else "Multiply"
             kernel = Kernel("Sum", finish, source, source, work, work, 1, 1, rounded=wire)
             into = torch.empty_like(flat, dtype=reduction.work_dtype)
-            run = self.launch(kernel, (into,), (flat,), factor)
-            if run is not None:
+            if run := self.launch(kernel, (into,), (flat,), factor):
                 run()
                 return into
         return super().encode(reduction, flat)
@@ -222,17 +408,14 @@ class CupyEngine(Engine):
         sources: Sequence[Tensor],
         factor: complex = 0.0,
     ) -> Callable[[], object] | None:
-        """Make a function that launches a kernel on torch's current stream; see `kernels.launch_of`.
+        """Make a function that launches a kernel on torch's current stream; see `launch_of`.
 
-        Returns
-        -------
-        callable or None
-            ``None`` if a vector is not aligned to its own elements, if the kernel would have to be
-            loaded while a CUDA graph is captured, or if it cannot be compiled. The callable keeps the tensors alive,
-            and does nothing on the host but the launch. The tensors' device has to be the
-            current device when the callable is called.
+        ``None`` if a vector is not aligned to its own elements, if the kernel would have to be
+        loaded while a CUDA graph is captured, or if it cannot be compiled. The function keeps the
+        tensors alive, and does nothing on the host but the launch. The tensors' device has to be
+        the current device when the function is called.
         """
-        fitted = kernels.launch_of(kernel, into, sources, factor)
+        fitted = launch_of(kernel, into, sources, factor)
         device = into[0].device
         function = None if fitted is None else self._function(fitted.kernel, device)
         if fitted is None or function is None:
@@ -263,8 +446,8 @@ class CupyEngine(Engine):
         """Compile a kernel, once, and load it into the current device."""
         raw = self._compiled.get(kernel)
         if raw is None:
-            program = kernels.header() + kernel.definition()
-            raw = self._cupy.RawKernel(program, "ringcoll_reduce", options=kernels.OPTIONS)
+            program = header() + kernel.definition()
+            raw = self._cupy.RawKernel(program, "ringcoll_reduce", options=OPTIONS)
             self._compiled[kernel] = raw
         return raw.kernel
 
@@ -307,14 +490,13 @@ def _kernel(
     # Signed numbers may stand for unsigned numbers of as many bits; see `resolve`.
     unsigned = reduction.dtype in SIGNED_TWIN and op not in ("Min", "Max")
     first, rest, target, copy = (
-        kernels.c_type(
+        c_type(
             reduction.dtype if unsigned and vector.dtype is reduction.work_dtype else vector.dtype
         )
         for vector in (sources[0], sources[-1], into[0], into[-1])
     )
-    rounded: str | None = ""
-    if rounds and reduction.wire_dtype is not reduction.work_dtype:
-        rounded = kernels.c_type(reduction.wire_dtype)
+    is_rounded = rounds and reduction.wire_dtype is not reduction.work_dtype
+    rounded = c_type(reduction.wire_dtype) if is_rounded else ""
     if op is None or first is None or rest is None or target is None or copy is None:
         return None
     if rounded is None or len({source.dtype for source in sources[1:]}) > 1:

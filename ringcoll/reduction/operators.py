@@ -30,17 +30,17 @@ class UserOp:
     Parameters
     ----------
     fn
-        ``fn(left, right)`` returns a new tensor of the operands' shape and dtype, computed
-        element by element. The function must not change its operands.
+        ``fn(left, right)`` returns a new tensor of the operands' shape and dtype, computed element
+        by element. The function must not change its operands.
     commutative
-        Whether the operands may change places. If not, only algorithms that keep the operands
-        in rank order are allowed.
+        Whether the operands may change places. If not, only algorithms that keep the operands in
+        rank order are allowed.
     associative
-        Whether the brackets may move. If not, only algorithms that reduce from left to right,
-        in rank order, are allowed.
+        Whether the brackets may move. If not, only algorithms that reduce from left to right, in
+        rank order, are allowed.
     name
-        Name in errors; by default the name of ``fn``. The ranks compare it, and what ``fn`` computes: see
-        `ringcoll.reduction.user_code`.
+        Name in errors; by default the name of ``fn``. The ranks compare it, and what ``fn``
+        computes: see `ringcoll.reduction.user_code`.
 
     Examples
     --------
@@ -74,9 +74,9 @@ _NAN = _Nan("nan")
 class Operator:
     """An operator that is not bound to a dtype.
 
-    ``name`` is torch's name, in lower case, or ``"user"``; ``factor`` is the factor of
-    PREMUL_SUM; ``user`` is the user's operator; ``version`` tells apart what is equal in Python and
-    computes different results: see `now`.
+    ``name`` is torch's name, in lower case, or ``"user"``; ``factor`` is the factor of PREMUL_SUM;
+    ``user`` is the user's operator; ``version`` tells apart what is equal in Python and computes
+    different results: see `now`.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Operator:
     version: Any = ""
 
     def now(self) -> Operator:
-        """The operator with the factor's value, and the version of the user's function, of this moment."""
+        """The operator with the factor's value and the version of the user's function as of now."""
         if self.user is not None:
             return replace(self, version=version_of(self.user.fn))
         factor: Any = self.factor
@@ -100,12 +100,10 @@ class Operator:
 
     @property
     def has_real_factor(self) -> bool:
-        """Whether inputs are scaled by a real number, which scales both parts of a complex number."""
-        factor = self.factor
-        is_complex = (
-            factor.is_complex() if isinstance(factor, Tensor) else not isinstance(factor, Real)
-        )
-        return factor is not None and not is_complex
+        """Whether a real number scales inputs, which scales both parts of a complex number."""
+        if isinstance(self.factor, Tensor):
+            return not self.factor.is_complex()
+        return isinstance(self.factor, Real)
 
     @property
     def order(self) -> OperandOrder:
@@ -126,8 +124,8 @@ def premul_sum(factor: complex | Tensor) -> Operator:
     Parameters
     ----------
     factor
-        A number, or a tensor of one element, which is read when a collective is called, or its ``plan`` is
-        made. Ranks may use different factors.
+        A number, or a tensor of one element, which is read when a collective is called, or its
+        ``plan`` is made. Ranks may use different factors.
 
     Examples
     --------
@@ -155,7 +153,7 @@ OPERATORS = {
     "bor": "bor",
     "bxor": "bxor",
 }
-"""Names of operators: those of nccl-tests, which are MPI's without ``MPI_``, to torch's in lower case."""
+"""Torch's names in lower case, by those of nccl-tests, which are MPI's without ``MPI_``."""
 
 _BEFORE_A_NAME = re.compile(r".*\.|mpi_|nccl")
 _NAMES = {
@@ -166,12 +164,12 @@ _NAMES = {
 
 
 def operator_named(text: str) -> str | None:
-    """Torch's name of an operator, in lower case, in any spelling; ``None`` if there is no such operator.
+    """Torch's name, in lower case, of an operator in any spelling; ``None`` for no operator.
 
     Examples
     --------
-    >>> [operator_named(text) for text in ("PRODUCT", "prod", "MPI_PROD", "ncclProd", "ReduceOp.SUM")]
-    ['product', 'product', 'product', 'product', 'sum']
+    >>> [operator_named(text) for text in ("PRODUCT", "MPI_PROD", "ncclProd", "ReduceOp.SUM")]
+    ['product', 'product', 'product', 'sum']
     """
     word = _BEFORE_A_NAME.sub("", text.strip().lower())
     return word if word in OPERATORS.values() else OPERATORS.get(word)
@@ -233,18 +231,16 @@ class Reduction:
 
     Parameters
     ----------
-    operator
-        The operator.
-    dtype
-        Dtype of the user's tensors.
+    operator, dtype
+        The operator, and the dtype of the user's tensors.
     work_dtype
         Dtype in which partial results are kept and added up.
     wire_dtype
-        Dtype in which data are sent. If it is not ``work_dtype``, every encoded, scaled or
-        finished tensor has been rounded to it, so that a send loses nothing.
+        Dtype in which data are sent. If it is not ``work_dtype``, every encoded, scaled or finished
+        tensor has been rounded to it, so that a send loses nothing.
     combine
-        ``combine(left, right, out=...)`` on flat tensors of ``work_dtype``; ``out`` may be one
-        of the operands.
+        ``combine(left, right, out=...)`` on flat tensors of ``work_dtype``; ``out`` may be one of
+        the operands.
     encode, decode
         Conversions from ``dtype`` to ``work_dtype`` and back. If ``shares_memory`` is set, both
         return views of the same memory.
@@ -283,21 +279,19 @@ class Reduction:
 
     @property
     def code(self) -> str:
-        """The code of a user's operator, for ranks to compare; empty for others: factors may differ."""
+        """The code of a user's operator, for ranks to compare; empty for others: factors differ."""
         return "" if self.operator.user is None else self.operator.version
 
     def in_pieces(self) -> Reduction:
         """The same reduction without torch's threads, for ranks that have no cores for them.
 
         torch divides an operation among threads from 32768 elements on, and the threads wait for
-        each other. On 2 cores, with 2 ranks of 2 threads each, an addition of 2 MiB took 6.6 ms,
-        in pieces 0.2 ms (with one thread each 0.08 ms), an addition of 32 MiB 7.4 and 6.7 ms.
+        each other. On 2 cores, with 2 ranks of 2 threads each, an addition of 2 MiB took 6.6 ms, in
+        pieces 0.2 ms (with one thread each 0.08 ms), an addition of 32 MiB 7.4 and 6.7 ms.
         """
         combine = self.combine
-        if self.operator.user is not None:
-            return self  # nobody knows what the user's function does to a piece
-        if self.combine_all is not None:
-            return self  # it works in pieces
+        if self.operator.user is not None or self.combine_all is not None:
+            return self  # a user's function may do anything to a piece; the other works in pieces
 
         def combined(*vectors: Tensor, out: Tensor) -> None:
             numel = SERIAL_NUMEL // 2 if out.is_complex() else SERIAL_NUMEL  # numbers of two parts
@@ -311,25 +305,14 @@ class Reduction:
 # Below at::internal::GRAIN_SIZE (32768), and a multiple of every vector register.
 SERIAL_NUMEL = 32_704
 
-_BITWISE: dict[str, Combiner] = {
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
+_AND, _OR = torch.bitwise_and, torch.bitwise_or
+_BITWISE: dict[str, Combiner] = {"band": _AND, "bor": _OR, "bxor": torch.bitwise_xor}
 _ARITHMETIC: dict[str, Combiner] = {
-    "sum": torch.add,
-    "avg": torch.add,
-    "premul_sum": torch.add,
+    **dict.fromkeys(("sum", "avg", "premul_sum"), torch.add),
     "product": torch.mul,
 }
 _ORDERING: dict[str, Combiner] = {"min": torch.minimum, "max": torch.maximum}
-_BOOL: dict[str, Combiner] = {
-    "sum": torch.bitwise_or,
-    "max": torch.bitwise_or,
-    "product": torch.bitwise_and,
-    "min": torch.bitwise_and,
-    **_BITWISE,
-}
+_BOOL: dict[str, Combiner] = {"sum": _OR, "max": _OR, "product": _AND, "min": _AND, **_BITWISE}
 SIGNED_TWIN = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Unsigned dtypes, and the signed dtypes of as many bits that stand for them."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -352,8 +335,8 @@ def _divide(tensor: Tensor, world_size: int) -> object:
         return _divide(torch.view_as_real(tensor), world_size)
     if tensor.dtype.is_floating_point:
         if tensor.is_cuda and world_size & (world_size - 1):
-            # To divide by a number on a GPU, torch multiplies with the reciprocal and rounds
-            # twice (BinaryDivTrueKernel.cu); the kernels and the CPU round once.
+            # To divide by a number on a GPU, torch multiplies with the reciprocal and rounds twice
+            # (BinaryDivTrueKernel.cu); the kernels and the CPU round once.
             return tensor.div_(
                 torch.full((1,), world_size, dtype=tensor.dtype, device=tensor.device)
             )
@@ -364,7 +347,7 @@ def _divide(tensor: Tensor, world_size: int) -> object:
 
 
 def _add_parts(left: Tensor, right: Tensor, *, out: Tensor) -> object:
-    """Add complex numbers as real numbers: torch multiplies by a complex 1, which makes NaN of infinities."""
+    """Add complex numbers as real ones: torch multiplies by a complex 1, which makes NaN of inf."""
     parts = torch.view_as_real
     return torch.add(parts(left), parts(right), out=parts(out))
 
@@ -373,9 +356,7 @@ def _divide_unsigned(bits: int) -> Callable[[Tensor, int], object]:
     """Division of unsigned numbers that are kept in a signed dtype of ``bits`` bits."""
     if bits < 64:
         mask = (1 << bits) - 1
-        return lambda tensor, world_size: tensor.copy_(
-            (tensor.to(torch.int64) & mask) // world_size
-        )
+        return lambda tensor, world_size: tensor.copy_((tensor.long() & mask) // world_size)
 
     def divide(tensor: Tensor, world_size: int) -> object:
         # Long division by halves: the remainder is below 2^31, so nothing overflows.
@@ -409,10 +390,8 @@ def _dtypes(
 
     if not isinstance(wire_dtype, torch.dtype):
         raise refuse("not a dtype", "a torch.dtype")
-    if not (
-        (dtype.is_floating_point and wire_dtype.is_floating_point)
-        or (dtype.is_complex and wire_dtype.is_complex)
-    ):
+    are_real = dtype.is_floating_point and wire_dtype.is_floating_point
+    if not (are_real or (dtype.is_complex and wire_dtype.is_complex)):
         raise refuse(
             "the wire dtype must be a floating-point dtype for floating-point tensors, "
             "a complex dtype for complex tensors",
@@ -427,9 +406,10 @@ def _check_factor(operator: Operator, dtype: torch.dtype, rank: int | None) -> N
     factor: Any = operator.factor
     if isinstance(factor, Tensor):
         fits = factor.numel() == 1
+    elif isinstance(factor, int):
+        fits = abs(factor) < 1 << 63  # for torch
     else:
-        fits = isinstance(factor, int | float | complex)
-        fits = fits and not (isinstance(factor, int) and abs(factor) >= 1 << 63)  # for torch
+        fits = isinstance(factor, float | complex)
     if not fits or not (dtype.is_complex or operator.has_real_factor):
         raise ArgumentError(
             "the factor of PREMUL_SUM must be a number, or a tensor of one element",
@@ -456,9 +436,9 @@ def resolve(
     dtype
         Dtype of the user's tensors.
     wire_dtype
-        Dtype in which data are sent; by default ``dtype``, but float32 for arithmetic on
-        narrower floats. Partial results are added up in float32, in ``dtype`` or in the wire
-        dtype, whichever is widest, and rounded when they are sent.
+        Dtype in which data are sent; by default ``dtype``, but float32 for arithmetic on narrower
+        floats. Partial results are added up in float32, in ``dtype`` or in the wire dtype,
+        whichever is widest, and rounded when they are sent.
     rank
         Rank for error messages.
 
@@ -559,16 +539,12 @@ def _cast(
             return rounded((tensor.to(wide) * factor).to(tensor.dtype))
 
         scale = scaled
-    finish: Callable[[Tensor, int], object] | None = None
-    if operator.name == "avg":
-        finish = _divide
-    if wire is not work:
-        divide = finish
+    divide = _divide if operator.name == "avg" else None
 
-        def finish(tensor: Tensor, world_size: int) -> object:
-            if divide is not None:
-                divide(tensor, world_size)
-            return tensor.copy_(rounded(tensor))
+    def divided_and_rounded(tensor: Tensor, world_size: int) -> object:
+        if divide is not None:
+            divide(tensor, world_size)
+        return tensor.copy_(rounded(tensor))
 
     return Reduction(
         operator,
@@ -580,7 +556,7 @@ def _cast(
         decode=_same if work is dtype else lambda tensor: tensor.to(dtype),
         shares_memory=work is wire is dtype,
         scale=scale,
-        finish=finish,
+        finish=divide if wire is work else divided_and_rounded,
         order=operator.order,
     )
 

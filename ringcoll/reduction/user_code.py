@@ -1,16 +1,17 @@
 """The code of a user's function, as a number that ranks compare.
 
-Problem: two ranks may pass functions of one name that compute different results. What a function computes
-is in its code, and in the values that the code uses:
+Problem: two ranks may pass functions of one name that compute different results. What a function
+computes is in its code, and in the values that the code uses:
 
 - The bytecode with its constants is the same on all ranks that have one version of Python.
-- Default arguments, variables of modules and of enclosing functions, arguments of `functools.partial` and
-  attributes that a method reads count by their values if these are numbers, texts, dtypes, tuples or short
-  tensors. Functions count by their own code, or by their names if they are torch's or Python's.
+- Default arguments, variables of modules and of enclosing functions, arguments of
+  `functools.partial` and attributes that a method reads count by their values if these are numbers,
+  texts, dtypes, tuples or short tensors. Functions count by their own code, or by their names if
+  they are torch's or Python's.
 - A variable or an attribute that the code itself changes is a counter, and does not count.
 
-Lists, dictionaries and objects count by their types only: functions write logs into lists, and an object
-such as a group is different on each rank. Cost: some 10 us for a function that was seen before.
+Lists, dictionaries and objects count by their types only: functions write logs into lists, and an
+object such as a group is different on each rank. Cost: some 10 us for a function seen before.
 """
 
 from __future__ import annotations

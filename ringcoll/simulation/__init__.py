@@ -25,7 +25,7 @@ section 6.5.2). Chunks have equal lengths, in fractions of a byte if need be.
 
 So a message of m bytes that shares no link takes ``alpha + m * beta`` seconds, where alpha is
 ``alpha_s`` and the latencies of the route, and beta is one over the bandwidth: the model of
-`ringcoll.cost.link_costs`. A sender is busy for ``alpha_s + m * beta``, and not for the latencies.
+`ringcoll.cost.counts`. A sender is busy for ``alpha_s + m * beta``, and not for the latencies.
 If all numbers are integers or fractions, times are exact.
 
 The same run can be found in three ways, which the tests hold equal: all messages by events; all

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.cost import bound_of, distance, lower_bound
-from ringcoll.cost.dominance import dominates, dominators
+from ringcoll.cost.counts import dominates, dominators
 from ringcoll.schedule import Counts, verify
 
 COSTS = st.builds(

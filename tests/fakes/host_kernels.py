@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.reduction import CupyEngine, Kernel, launch_of
-from ringcoll.reduction.kernels import header
+from ringcoll.reduction.gpu import header
 
 __all__ = ["COMPILER", "HOST_STREAM", "HostEngine", "HostKernels"]
 

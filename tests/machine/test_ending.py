@@ -16,7 +16,7 @@ from ringcoll.backend import ProcessGroup
 from ringcoll.collectives import StoreGroup
 from ringcoll.errors import GroupBrokenError
 from ringcoll.group import Queue, Work
-from ringcoll.machine import begun, ending
+from ringcoll.machine import begun, program
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def is_over(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda store: ProcessGroup(store, 0, 1, timedelta(seconds=5)),
         lambda store: StoreGroup(store, 0, 1, 5.0),
         lambda _: ringcoll.run_threads(lambda group: None, 2),
-        lambda _: ending.started(print, "a thread"),
+        lambda _: program.started(print, "a thread"),
     ],
     ids=["backend", "group at a store", "threads", "thread"],
 )
@@ -103,21 +103,21 @@ def test_all_that_comes_last_is_called_in_order(monkeypatch: pytest.MonkeyPatch)
         called.append("fails")
         raise OSError("at the end")
 
-    monkeypatch.setattr(ending, "_last", [])
-    ending.at_end(lambda: called.append("first registered"))
-    ending.at_end(fail)
-    ending.at_end(lambda: called.append("last registered"))
+    monkeypatch.setattr(program, "_last", [])
+    program.at_end(lambda: called.append("first registered"))
+    program.at_end(fail)
+    program.at_end(lambda: called.append("last registered"))
     with pytest.raises(OSError, match="at the end"):
-        ending._run_last()
+        program._run_last()
     assert called == ["last registered", "fails", "first registered"]
-    ending._run_last()
+    program._run_last()
     assert len(called) == 3
 
 
 def test_who_joins_threads_in_a_program_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process of `multiprocessing`, which does not run its parent's functions of `atexit`."""
     called: list[str] = []
-    monkeypatch.setattr(ending, "_last", [lambda: called.append("last")])
-    monkeypatch.setattr(ending, "_join_threads", lambda: called.append("joined"))
+    monkeypatch.setattr(program, "_last", [lambda: called.append("last")])
+    monkeypatch.setattr(program, "_join_threads", lambda: called.append("joined"))
     threading._shutdown()  # type: ignore[attr-defined]
     assert called == ["joined"]

@@ -174,11 +174,11 @@ def test_who_was_never_reached_and_is_cut_off_from_here_is_not_dead(own: Lines):
     with socket.create_connection(own.address) as line:
         line.sendall(b"%s %d\n" % (address[0].encode(), address[1]))
         assert stays_alive(own, address, 5)
-        assert own._line(address).is_there
+        assert own._line(address).connections
         reset = struct.pack("ii", 1, 0)  # of socket(7), SO_LINGER: the end is no orderly one
         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
     assert stays_alive(own, address, 50)
-    assert not own._line(address).is_there
+    assert not own._line(address).connections
 
 
 def test_who_is_refused_for_a_moment_only_lives(own: Lines):
@@ -191,7 +191,7 @@ def test_who_is_refused_for_a_moment_only_lives(own: Lines):
     with socket.create_server(address):
         own.greet([address], LIMIT_S)
         assert stays_alive(own, address, 50)
-        assert own._line(address).is_there
+        assert own._line(address).connections
 
 
 def test_who_has_ended_has_ended_for_good(own: Lines):
@@ -214,8 +214,8 @@ def test_both_ends_may_begin_at_once(own: Lines):
     for _ in range(5):
         assert not own.has_ended(other.address)
         assert not other.has_ended(own.address)
-    assert own._line(other.address).is_there
-    assert other._line(own.address).is_there
+    assert own._line(other.address).connections
+    assert other._line(own.address).connections
     assert own._strangers == other._strangers == []
     other.close()
     assert comes_true(lambda: own.has_ended(other.address))
@@ -227,10 +227,10 @@ def test_a_line_has_few_connections_however_many_say_that_they_are_it(own: Lines
         connection.sendall(b"192.0.2.1 1\n")
     assert comes_true(lambda: not own.has_ended((LOOPBACK, 9)) and not own._strangers)
     line = own._line(("192.0.2.1", 1))
-    assert comes_true(lambda: not own.has_ended((LOOPBACK, 9)) and len(line._open) == 2)
+    assert comes_true(lambda: not own.has_ended((LOOPBACK, 9)) and len(line.connections) == 2)
     for connection in made:
         connection.close()
-    assert comes_true(lambda: not own.has_ended((LOOPBACK, 9)) and not line.is_there), (
+    assert comes_true(lambda: not own.has_ended((LOOPBACK, 9)) and not line.connections), (
         "not asked for"
     )
 
@@ -246,7 +246,9 @@ def test_lines_and_stores_at_addresses_of_ipv6():
     first, second = Lines("::1"), Lines("::1")
     first.greet([second.address], LIMIT_S)
     assert comes_true(
-        lambda: not second.has_ended(first.address) and second._line(first.address).is_there
+        lambda: (
+            not second.has_ended(first.address) and bool(second._line(first.address).connections)
+        )
     )
     second.close()
     assert comes_true(lambda: first.has_ended(second.address))
@@ -344,7 +346,7 @@ def test_who_listens_where_others_come_and_whose_end_is_asked_for(monkeypatch):
     with socket.create_server((LOOPBACK, 0)) as server:
         peer = server.getsockname()
         lines.greet([peer])
-        assert made._line(peer).is_there
+        assert made._line(peer).connections
         assert not lines.has_ended(peer)
         server.accept()[0].close()
     assert comes_true(lambda: lines.has_ended(peer))

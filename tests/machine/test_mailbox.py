@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcoll.machine import Inbox, deliver, mailbox
+from ringcoll.machine import Inbox, deliver, lines
 
 HOST, LIMIT_S = "127.0.0.1", 20.0
 
@@ -45,7 +45,7 @@ def test_a_message_that_is_longer_than_the_kernels_memory_arrives_whole() -> Non
 
 
 def test_a_message_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "_LARGEST", 1000)
+    monkeypatch.setattr(lines, "_LARGEST", 1000)
     inbox = Inbox(HOST)
     with socket.create_connection((HOST, inbox.port), LIMIT_S) as long:
         long.sendall(b"x" * 1001)  # and no end of the line
@@ -63,7 +63,7 @@ def test_a_message_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch)
 def test_of_many_messages_that_never_end_the_latest_stay_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mailbox, "_STRANGERS", 3)
+    monkeypatch.setattr(lines, "_STRANGERS", 3)
     inbox = Inbox(HOST)
     strangers = [socket.create_connection((HOST, inbox.port), LIMIT_S) for _ in range(5)]
     for stranger in strangers:

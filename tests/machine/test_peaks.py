@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringcoll.machine import peaks
+from ringcoll.machine import facts
 
 CPU = torch.device("cpu")
 NBYTES = 64 << 20
 
 
 def test_a_peak_is_that_since_the_call_before():
-    measure = peaks.peaks_of(CPU)
+    measure = facts.peaks_of(CPU)
     if measure is None:
         pytest.skip("this kernel does not let a process measure its peak again")
     measure()
@@ -27,7 +27,7 @@ def test_a_peak_is_that_since_the_call_before():
 
 
 def test_where_it_cannot_be_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(peaks, "_PROCESS", str(tmp_path))
-    assert peaks.peaks_of(CPU) is None
+    monkeypatch.setattr(facts, "_PROCESS", str(tmp_path))
+    assert facts.peaks_of(CPU) is None
     (tmp_path / "status").write_text("Name: other")  # a system without this number
-    assert peaks.peaks_of(CPU) is None
+    assert facts.peaks_of(CPU) is None

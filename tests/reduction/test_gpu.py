@@ -23,7 +23,7 @@ from ringcoll import LocalGroup, UserOp, run_threads
 from ringcoll.collectives import arguments as call
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.machine import settings
-from ringcoll.reduction import MOST_SOURCES, TORCH, CupyEngine, Engine, gpu, kernels, resolve
+from ringcoll.reduction import MOST_SOURCES, TORCH, CupyEngine, Engine, gpu, resolve
 from ringcoll.testing import inputs as data
 from tests.cases.calls import Case, fingerprint, prepare, verdict
 from tests.cases.effort import effort
@@ -240,9 +240,9 @@ def test_what_cupy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     run()
     ((code, name, options),) = cupy.compiled
     expected = replace(plain("Sum", torch.float32), run=4)
-    assert code == kernels.header() + expected.definition()
+    assert code == gpu.header() + expected.definition()
     assert name == "ringcoll_reduce"
-    assert options == kernels.OPTIONS
+    assert options == gpu.OPTIONS
     first, second = cupy.launches
     assert first == second
     grid, block, arguments, shared, stream = first

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.reduction.kernels import Place, aligned, header
+from ringcoll.reduction.gpu import aligned, header
 from tests.cases.effort import effort
 from tests.cases.kernel_checks import (
     bits,
@@ -265,7 +265,7 @@ def test_wrong_conversions_are_found(
     pack=st.sampled_from([1, 2, 4, 8, 16]),
 )
 def test_the_longest_run(starts: list[tuple[int, int]], pack: int) -> None:
-    places = [Place(4096 + start * itemsize, itemsize) for start, itemsize in starts]
+    places = [(4096 + start * itemsize, itemsize) for start, itemsize in starts]
     found = aligned(places, pack)
     assert found is not None
     run, head = found
@@ -282,4 +282,4 @@ def test_the_longest_run(starts: list[tuple[int, int]], pack: int) -> None:
 
 
 def test_vectors_that_are_not_aligned_to_their_elements() -> None:
-    assert aligned([Place(4098, 4)], 4) is None
+    assert aligned([(4098, 4)], 4) is None

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll.errors import ArgumentError
 from ringcoll.group import Communicator
-from ringcoll.machine import sites
+from ringcoll.machine import program
 from ringcoll.operation import Turn, Wait
 from ringcoll.watch import Running, answering, ask, flight_recorder, flight_report, read_record
 from ringcoll.watch.flight_report import Answering
@@ -246,7 +246,7 @@ def test_the_groups_that_are_left_are_told() -> None:
 
 def test_installed_packages_are_the_users_code() -> None:
     """They lie within the folder of the standard library."""
-    place = f"{sites._STANDARD}site-packages/mine/train.py"
+    place = f"{program._STANDARD}site-packages/mine/train.py"
     names: dict[str, Any] = {"record": flight_recorder.record}
     exec(compile("def train():\n    return record()", place, "exec"), names)
     assert names["train"]()["threads"]["MainThread"] == f"{place}:2 in train"

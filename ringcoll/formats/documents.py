@@ -1,21 +1,24 @@
-"""A reader of small XML: elements, one inside the other, with attributes and no text.
+"""Readers of documents that come from elsewhere: small XML, and JSON; errors name the place.
 
-Problem: files come from elsewhere. A document type, and with it every entity, is refused before
-anything is expanded; so are elements that are not expected, and text between elements. Errors name
-the line.
+Small XML is elements, one inside the other, with attributes and no text. A document type, and with
+it every entity, is refused before anything is expanded; so are elements that are not expected, and
+text between elements. Errors name the line. Errors in JSON name a place such as
+``gpus[0].threadblocks[1].ops[3]``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 from xml.parsers import expat
 
 from ringcoll.errors import ScheduleError
 
-_DIGITS = 18
-_DEPTH = 64
+_DIGITS = 18  # of a number in XML
+_MOST = 10**18  # a number in JSON
+_DEPTH = 64  # of elements inside each other
 
 
 @dataclass
@@ -52,8 +55,8 @@ class Element:
         """Raise unless an attribute has this value."""
         if self.number(attribute) != value:
             raise self.error(
-                f'{attribute}="{self.attributes[attribute]}", expected "{value}": numbers go from 0 '
-                "up, without a gap"
+                f'{attribute}="{self.attributes[attribute]}", expected "{value}": numbers go from '
+                "0 up, without a gap"
             )
 
     def each(self, name: str) -> Iterator[Element]:
@@ -65,7 +68,7 @@ class Element:
 
 
 def parse_xml(text: str, inside: Mapping[str, str]) -> Element:
-    """Read a document; ``inside`` has the names that may stand inside each name, and inside ``""`` that of the root."""
+    """Read XML; ``inside`` has the names that may stand inside each name; in ``""``, the root."""
     parser = expat.ParserCreate()
     path: list[Element] = []
     roots: list[Element] = []
@@ -102,3 +105,61 @@ def parse_xml(text: str, inside: Mapping[str, str]) -> Element:
     except UnicodeEncodeError as error:
         raise ScheduleError(f"no XML: {error}") from None
     return roots[0]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value, and its place in the document."""
+
+    value: Any
+    path: str = ""
+
+    def error(self, message: str) -> ScheduleError:
+        """An error at this place."""
+        return ScheduleError(f"{self.path or 'the document'}: {message}")
+
+    def has(self, key: str) -> bool:
+        """Whether this is an object with the key."""
+        return isinstance(self.value, dict) and key in self.value
+
+    def __getitem__(self, key: str) -> Node:
+        if not self.has(key):
+            raise self.error(f"has no {key!r}")
+        return Node(self.value[key], f"{self.path}.{key}" if self.path else key)
+
+    def items(self, key: str) -> list[Node]:
+        """The items of a list; none if there is no such key."""
+        if not self.has(key):
+            return []
+        node = self[key]
+        if not isinstance(node.value, list):
+            raise node.error("is not a list")
+        return [Node(value, f"{node.path}[{index}]") for index, value in enumerate(node.value)]
+
+    def number(self, least: int = 0, most: int = _MOST) -> int:
+        """The value, if it is a number within bounds."""
+        if type(self.value) is not int or not least <= self.value <= most:
+            raise self.error(f"{str(self.value)[:40]!r} is not a number from {least} to {most}")
+        return self.value
+
+    def word(self) -> str:
+        """The value, if it is a text."""
+        if not isinstance(self.value, str):
+            raise self.error(f"{str(self.value)[:40]!r} is not a text")
+        return self.value
+
+    def flag(self) -> bool:
+        """The value, if it is true or false."""
+        if not isinstance(self.value, bool):
+            raise self.error(f"{str(self.value)[:40]!r} is neither true nor false")
+        return self.value
+
+
+def parse_json(text: str) -> Node:
+    """Read JSON."""
+    try:
+        return Node(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ScheduleError(f"line {error.lineno}: no JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits; brackets in brackets
+        raise ScheduleError(f"no JSON: {error}") from None
