@@ -89,7 +89,7 @@ class UnsupportedWorldSizeError(ScheduleError):
 
 
 class TooLargeError(RingcollError, ValueError):
-    """More work, or more memory, than is spent on a call; nothing was begun. ``most`` is the most work."""
+    """More work or memory than is spent on a call; nothing was begun. ``most`` is the most work."""
 
     def __init__(self, message: str, *, most: int = 0) -> None:
         self.most = most
@@ -179,7 +179,7 @@ class TransportError(RingcollError, RuntimeError):
 
 
 class SharingError(RingcollError, MemoryError):
-    """Memory cannot be shared with other processes: there is too little, or the kernel forbids it."""
+    """Memory cannot be shared with other processes: too little, or the kernel forbids it."""
 
 
 class PeerLostError(TransportError):
@@ -208,7 +208,7 @@ class MismatchError(RingcollError, RuntimeError):
 
 
 class GroupBrokenError(TransportError):
-    """The group failed in an earlier operation, and cannot be used any more; ``peer`` is that of the failure."""
+    """The group failed in an earlier operation, and is useless; ``peer`` is that of the failure."""
 
 
 class GroupChangedError(RingcollError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Measure the messages between all pairs of ranks of a group, as `ringcoll.simulation.measured` asks.
+"""Measure the messages between all pairs of ranks of a group, for `ringcoll.simulation.measured`.
 
 Every measurement is a stream of messages. The receiver answers each message with the size of a
 later one, or with 0 when it has measured enough, so messages get as long as some milliseconds take.

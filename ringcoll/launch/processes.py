@@ -42,8 +42,8 @@ from ringcoll.machine import cores, free_bytes, seconds_of, served, whole
 PRELOADED = ["ringcoll.launch.processes", "ringcoll.backend.process_group"]
 """Modules that are imported once, in the process from which ranks are forked, and not by each rank.
 
-A program may add those of its ranks before it makes its first `Ranks`: ``torch._dynamo``, which optimizers of torch
-import at their first step, takes a second of each rank's time.
+A program may add those of its ranks before it makes its first `Ranks`: ``torch._dynamo``, which
+optimizers of torch import at their first step, takes a second of each rank's time.
 """
 _REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
 _LOOK_S = 1.0  # between looks at interrupts that came just before a wait, which do not end it

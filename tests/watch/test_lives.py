@@ -242,7 +242,7 @@ def test_lines_lead_to_near_ranks_and_to_those_that_are_awaited(
         watched.tell()
 
         def reached() -> set[int]:
-            return {peer for peer in addresses if own_lines._line(addresses[peer]).is_there}
+            return {peer for peer in addresses if own_lines._line(addresses[peer]).connections}
 
         assert reached() == near
         assert watched.ended() == set()
