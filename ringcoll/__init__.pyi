@@ -32,12 +32,12 @@ from .collectives.functions import scan as scan
 from .collectives.functions import scatter as scatter
 from .collectives.groups import bytes_sent as bytes_sent
 from .collectives.groups import close as close
+from .collectives.groups import share as share
 from .collectives.groups import use as use
-from .collectives.sharing import share as share
 from .group.queue import Work as Work
-from .launch.mpi_ranks import MpiGroup as MpiGroup
-from .launch.mpi_ranks import mpi_group as mpi_group
 from .launch.threads import LocalGroup as LocalGroup
+from .launch.threads import MpiGroup as MpiGroup
+from .launch.threads import mpi_group as mpi_group
 from .launch.threads import run_threads as run_threads
 from .reduction import UserOp as UserOp
 from .reduction import premul_sum as premul_sum

@@ -3,10 +3,9 @@
 ================  ==========================================================
 `registration`    makes the name known to torch, without importing torch
 `process_group`   the process group that torch makes
-`c10d`            options of a group, and the table of c10d's collectives
+`c10d`            options, the table of c10d's collectives, and what torch lacks
 `device_maps`     other backends beside this one in a group
 `point_to_point`  the user's own sends and receives
-`torch_gaps`      replacements for what torch lacks, and what its profiler sees of a call
 ================  ==========================================================
 """
 

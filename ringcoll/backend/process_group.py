@@ -7,7 +7,7 @@ The collectives of the process group are the public functions of `ringcoll.colle
   (DistributedDataParallel, functional collectives) calls the methods that its pybind11 trampoline
   knows. For the others torch's C++ runs the collective of the *backend* that is registered for
   the device: here an inner group, which is meant for the user's sends and receives only. See
-  `ringcoll.backend.torch_gaps`.
+  `ringcoll.backend.c10d`.
 - Programs use the names of torch 2.13 and older names, and short forms
   (``group.allreduce(tensor, op)``) beside the forms with options.
 - ``options.timeout`` is negative unless the user has given a time limit.
@@ -29,10 +29,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.backend.c10d import METHODS, NAME, C10dCall, Method, Options
+from ringcoll.backend.c10d import (
+    METHODS,
+    NAME,
+    C10dCall,
+    Method,
+    Options,
+    is_watched,
+    mend_torch,
+    observed,
+)
 from ringcoll.backend.device_maps import backend_for_torch
 from ringcoll.backend.point_to_point import PointToPoint
-from ringcoll.backend.torch_gaps import is_watched, mend_torch, observed
 from ringcoll.collectives import functions as api
 from ringcoll.collectives import groups, share_for
 from ringcoll.errors import ArgumentError

@@ -4,8 +4,8 @@
 `functions`  the collectives, with torch.distributed's names and arguments
 `calls`      the way of a call: key, look-up, run; prepared operations; sparse tensors
 `arguments`  checks of arguments by one rank: its own, and those that it asks other rooms for
-`groups`     the groups that users name, torch's and our own, and this rank's communicator of each
-`sharing`    tensors of a group move to shared memory
+`groups`     the groups that users name, torch's and our own, and this rank's communicator of each;
+             tensors of a group move to shared memory
 `choosing`   which algorithm runs, and why; the network measured, and algorithms fitted to it
 ===========  ==========================================================
 """

@@ -37,7 +37,7 @@ from .groups import bytes_sent as bytes_sent
 from .groups import close as close
 from .groups import communicator as communicator
 from .groups import messages_in_flight as messages_in_flight
+from .groups import share as share
+from .groups import share_for as share_for
 from .groups import time_limit_s as time_limit_s
 from .groups import use as use
-from .sharing import share as share
-from .sharing import share_for as share_for

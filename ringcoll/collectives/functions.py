@@ -129,7 +129,7 @@ def all_reduce(
     algorithm
         Name of a registered algorithm (`ringcoll.algorithms`), such as ``"ring"``; ``"auto"`` for
         the one that is predicted to be the fastest; a `Schedule`; or the path of a file that holds
-        a schedule (`ringcoll.machine.schedule_files`). A schedule is verified once, before it runs.
+        a schedule (`ringcoll.machine.files`). A schedule is verified once, before it runs.
     segment_bytes
         Bytes of the segments in which chunks are pipelined. ``None``: only algorithms that need
         segments use them.

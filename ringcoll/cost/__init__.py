@@ -3,9 +3,8 @@
 =========  ==========================================================
 `counts`   costs of links; lower bounds; costs in segments, on hosts, in words
 `predict`  how long every algorithm would take
-`rules`    the grammar of rules: collective, range of bytes, algorithm
 `table`    costs, rules and fits that all ranks of a group share
-`choice`   the algorithm that ``"auto"`` stands for in one call
+`choice`   rules, and the algorithm that ``"auto"`` stands for in one call
 =========  ==========================================================
 """
 

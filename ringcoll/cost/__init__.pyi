@@ -1,5 +1,11 @@
+from .choice import AUTO as AUTO
+from .choice import FORCED as FORCED
 from .choice import Choice as Choice
+from .choice import Range as Range
+from .choice import Rule as Rule
 from .choice import choose as choose
+from .choice import in_text as in_text
+from .choice import parse_rules as parse_rules
 from .choice import pipelined_segment_bytes as pipelined_segment_bytes
 from .choice import segment_bytes_of as segment_bytes_of
 from .choice import segment_count as segment_count
@@ -17,12 +23,6 @@ from .predict import Parameters as Parameters
 from .predict import Prediction as Prediction
 from .predict import predict as predict
 from .predict import predictions as predictions
-from .rules import AUTO as AUTO
-from .rules import FORCED as FORCED
-from .rules import Range as Range
-from .rules import Rule as Rule
-from .rules import in_text as in_text
-from .rules import parse_rules as parse_rules
 from .table import BUILT_IN as BUILT_IN
 from .table import MEASURED as MEASURED
 from .table import Fitted as Fitted

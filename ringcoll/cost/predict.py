@@ -32,10 +32,10 @@ those without segments come first, then names decide: so all ranks get the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.cost.counts import LinkCosts, wavefront_counts
@@ -250,9 +250,9 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
             two_way = tally.moved / (2 * tally.traffic)
         if few < world_size:
             fewer, half = entry.counts(few // 2), entry.schedule(few // 2)
+            each: Iterator[tuple[Any, ...]] = zip(counts, base, fewer, strict=True)
             by_rounds, by_traffic, by_reduced = (
-                (float(here), float(there), float(earlier))
-                for here, there, earlier in zip(counts, base, fewer, strict=True)
+                (float(here), float(there), float(earlier)) for here, there, earlier in each
             )
             # In a direct exchange the messages grow with the ranks, and the rounds do not.
             if base.rounds == fewer.rounds:

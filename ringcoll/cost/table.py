@@ -20,9 +20,9 @@ from typing import Any
 
 from ringcoll._version import __version__
 from ringcoll.algorithms import algorithms, register_schedule
+from ringcoll.cost.choice import FORCED, Range, Rule, in_text, parse_rules
 from ringcoll.cost.counts import LinkCosts
 from ringcoll.cost.predict import Parameters
-from ringcoll.cost.rules import FORCED, Range, Rule, in_text, parse_rules
 from ringcoll.errors import ArgumentError, RingcollError, TuningFileError
 from ringcoll.schedule import Schedule
 

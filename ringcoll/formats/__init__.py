@@ -5,10 +5,9 @@
 `mscclpp`           execution plans of MSCCL++, JSON, out and in
 `simulator_traces`  GOAL, for LogGOPSim and ATLAHS; Chakra, for ASTRA-sim; out
 `network_files`     networks: XML that NCCL writes, files of InfraGraph; in
-`reading`           a text of any format that can be read
 `places`            other systems' numbers of places, and steps cut at them
 `levelling`         programs of thread blocks as a schedule
-`documents`         elements of a small XML document, values of a JSON document
+`documents`         a text of any format; elements of XML, values of JSON
 ==================  ==========================================================
 """
 

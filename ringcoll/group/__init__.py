@@ -2,9 +2,8 @@
 
 ===============  ==========================================================
 `queue`          operations in the order of their calls, their works, and the memory that they share
-`message_costs`  what messages cost, measured
+`message_costs`  messages, measured: what they cost; those between all pairs of ranks
 `agreement`      one table of costs for all ranks: when they meet, and when they have become slow
-`probing`        the messages between all pairs of ranks, measured
 `communicator`   one rank's end of a group: meet, resolve, open, drive, finish
 ===============  ==========================================================
 """

@@ -15,7 +15,7 @@ fits its algorithms to it (`Refits`, `refit`). Every rank looks at the same oper
 look is at the eighth, and in each of them rank 0 sends a byte to all others, which says how many
 operations later the next look is, about a tenth of a second, or that all measure now. Rank 0
 compares the operation that takes the most time with its first runs. Where the median of its last
-ones is clearly longer, the ranks probe (`ringcoll.group.probing`); rank 0 fits, proves and
+ones is clearly longer, the ranks probe (`ringcoll.group.message_costs`); rank 0 fits, proves and
 publishes; and all go on with the new table at this very operation. If no link has changed, what is
 slow is something else: nothing is swapped, and the times become the usual ones.
 """
@@ -277,7 +277,7 @@ def refit(
     ``by_itself``: nobody has asked for it. Then the table stays as it is where no link has become
     slower, and short data have no fit of their own.
     """
-    from ringcoll.group.probing import probe  # not before: every group comes by this module
+    from ringcoll.group.message_costs import probe  # not before: every group comes by this module
 
     notes = Notes(transport, store, limit_s)
     costs = table.parameters.of_rank

@@ -1,9 +1,8 @@
 """Ways to start ranks: as threads, as processes of this machine, by ``mpiexec``.
 
 ===========  ==========================================================
-`threads`    ranks that are threads of this process
+`threads`    groups of threads of this process, and of the ranks of an MPI program
 `processes`  a pool of processes that run functions, and what travels to them and back
-`mpi_ranks`  groups of the ranks of an MPI program
 `mpiexec`    MPI programs, started and watched; and ranks that a launcher has started
 ===========  ==========================================================
 """

@@ -1,6 +1,4 @@
 from . import mpiexec as mpiexec
-from .mpi_ranks import MpiGroup as MpiGroup
-from .mpi_ranks import mpi_group as mpi_group
 from .mpiexec import adopt_ranks as adopt_ranks
 from .processes import PRELOADED as PRELOADED
 from .processes import RankError as RankError
@@ -11,4 +9,6 @@ from .processes import rendezvous as rendezvous
 from .processes import report as report
 from .processes import reports_to as reports_to
 from .threads import LocalGroup as LocalGroup
+from .threads import MpiGroup as MpiGroup
+from .threads import mpi_group as mpi_group
 from .threads import run_threads as run_threads

@@ -6,9 +6,8 @@
 `stores`          waits for keys of a store
 `lines`           connections that tell of deaths on other hosts, and bring messages
 `program`         the program around the library: its lines, its signals, its end
-`files`           files that are never seen incomplete
+`files`           files, also with schedules; a user's modules with algorithms
 `tuning`          the file that ``ringcoll tune`` writes
-`schedule_files`  schedules in files, and a user's modules that register algorithms
 ================  ==========================================================
 """
 

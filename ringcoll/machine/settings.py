@@ -5,7 +5,7 @@ No other module reads the environment's variables of the library:
 ============================  ======================================================
 ``RINGCOLL_TRANSPORT``        the transport of CPU tensors, whatever the program asks for
 ``RINGCOLL_CUDA_TRANSPORT``   the same for CUDA tensors
-``RINGCOLL_ALGORITHM``        rules that force algorithms: see `ringcoll.cost.rules`
+``RINGCOLL_ALGORITHM``        rules that force algorithms: see `ringcoll.cost.choice`
 ``RINGCOLL_TUNING``           a file of ``ringcoll tune`` or ``ringcoll fit``; ``off``: no
                               measurement is read or kept
 ``RINGCOLL_REDUCTION``        the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
@@ -123,7 +123,7 @@ def forced_text() -> str:
 def forced_rules(text: str) -> tuple[Rule, ...]:
     """Read ``RINGCOLL_ALGORITHM``'s text, and the files that it names; errors name the variable."""
     from ringcoll.cost import FORCED
-    from ringcoll.machine.schedule_files import rules_in
+    from ringcoll.machine.files import rules_in
 
     try:
         return rules_in(text)

@@ -3,8 +3,7 @@
 ==============  ==========================================================
 `instructions`  what a plan is made of: regions of memory, instructions; messages to lend
 `plan`          one rank's part of a schedule, as a flat list of instructions
-`overlap`       whether elements of strided tensors share memory
-`stage`         the user's tensors as flat, contiguous ones, and back
+`stage`         the user's tensors as flat ones, and back; whether tensors share memory
 `executor`      instructions bound to memory and to a transport, and run
 `operation`     a call compiled, and its bindings to memory
 ==============  ==========================================================

@@ -3,13 +3,10 @@
 Pure, but that the page is read from the package.
 
 ================  ======================================================================
-`svg`             elements of SVG as text, the colours, light and dark
-`layouts`         where ranks and switches are drawn; a network with its links
+`svg`             elements of SVG as text, their colours, and where ranks and switches are drawn
 `step_pictures`   steps side by side, one of them, or one after the other; the grid
-`curve_pictures`  times over sizes, and where one algorithm overtakes another
-`time_pictures`   what each rank of a run does when, simulated or measured
-`player`          one page that plays schedules, built from `player/`
-`notebook`        what a notebook shows of schedules, proofs and simulated runs
+`time_pictures`   what each rank of a run does when; times over sizes
+`player`          one page that plays schedules, built from `player/`; what a notebook shows
 ================  ======================================================================
 """
 

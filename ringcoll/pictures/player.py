@@ -4,6 +4,8 @@ The page is built from `player/` (TypeScript) into ``player.html``; here the dat
 plays. It runs no schedule of its own: messages, contents of ranks, proofs and faults are those of
 the library. Only times by alpha, beta and gamma are computed in the page, as they move with its
 sliders.
+
+What a notebook shows of schedules, proofs and simulated runs: their picture, and words below.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import singledispatch
 from html import escape
 from importlib.resources import files
 from typing import Any, TypeGuard
 
 from ringcoll.algorithms import algorithms
 from ringcoll.cost import cost_in_sentences, dominators, in_number
-from ringcoll.errors import ArgumentError
-from ringcoll.pictures.layouts import layout_of, network_layout
-from ringcoll.pictures.step_pictures import Film, as_film, film
-from ringcoll.pictures.time_pictures import last_run
+from ringcoll.errors import ArgumentError, RingcollError, TooLargeError, VerificationError
+from ringcoll.pictures.step_pictures import Film, as_film, film, steps_picture
+from ringcoll.pictures.svg import layout_of, network_layout
+from ringcoll.pictures.time_pictures import last_run, time_picture
 from ringcoll.schedule import (
     Counts,
     Held,
@@ -39,6 +42,7 @@ from ringcoll.schedule import (
     chunks_by_order,
     chunks_of_data,
     contract,
+    grid,
     infix,
     tally_of,
     verify,
@@ -384,3 +388,60 @@ def _changed(
                 yield change(rank, operations) if number == step else operations
 
         yield title, replace(schedule, program=program, stated_cost=None)
+
+
+_MOST_STEPS = 32  # of more, the picture would be longer than a screen: the grid is shown
+
+
+@singledispatch
+def shown_in_notebook(value: object) -> str:
+    """HTML of a schedule, a proof or a simulated run; of anything else, its text.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> shown_in_notebook(schedule_of("all_reduce", "ring", 4))[:28]
+    '<img src="data:image/svg+xml'
+    """
+    return _text(str(value))
+
+
+def _text(words: str) -> str:
+    return f"<pre>{escape(words)}</pre>"
+
+
+@shown_in_notebook.register
+def _(schedule: Schedule) -> str:
+    try:
+        proof = verify(schedule)
+    except VerificationError as error:
+        return _drawn(schedule) + _text(str(error))
+    except TooLargeError as error:
+        return _text(f"{schedule!r}\n{error}")
+    return _of_proof(proof)
+
+
+@shown_in_notebook.register
+def _of_proof(proof: Proof) -> str:
+    schedule = proof.schedule
+    drawn = _drawn(schedule) if isinstance(schedule, Schedule) else _text(grid(schedule))
+    return drawn + f"<p>{escape(proof_in_words(proof))}</p>"
+
+
+def _drawn(schedule: Schedule) -> str:
+    try:
+        steps = sum(1 for _ in zip(schedule.program(0), range(_MOST_STEPS + 1), strict=False))
+        if steps <= _MOST_STEPS:
+            return steps_picture(schedule)._repr_html_()
+        return _text(grid(schedule))
+    except RingcollError as error:
+        return _text(f"{schedule!r}\n{error}")
+
+
+@shown_in_notebook.register
+def _(run: SimulatedRun) -> str:
+    try:
+        picture = "" if run.spans is None else time_picture(run)._repr_html_()
+    except ArgumentError:
+        picture = ""
+    return picture + _text(str(run))

@@ -14,13 +14,15 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, VerificationError
-from ringcoll.pictures.layouts import MOST_RANKS, Point, layout_of
 from ringcoll.pictures.svg import (
     COLOURS,
     FONT,
+    MOST_RANKS,
     Picture,
+    Point,
     document,
     element,
+    layout_of,
     moved,
     rect,
     text,

@@ -6,13 +6,10 @@ them, and what a hop carries in a *round*: the time of a chunk on the slowest ho
 
 ==================  ==========================================================
 `front`             `synthesize`: the schedules of a collective on a topology
-`sccl`              the exact search, with proofs; needs OR-Tools
-`heuristics`        a greedy search, and trees that share out the links
+`solvers`           the exact search, with proofs; a greedy search; trees that share out the links
 `fitting`           `fit`: the fastest known schedule for each range of sizes
-`build`             demands of collectives; moves of chunks become schedules
-`hops`              the hops of a topology, and which ranks are near
-`bounds`            steps, rounds and seconds that no schedule is below
-`times_on_network`  simulated times in the best numbers of segments
+`hops`              hops, and near ranks; demands; moves of chunks become schedules
+`bounds`            what no schedule is below; simulated times in the best segments
 ==================  ==========================================================
 """
 

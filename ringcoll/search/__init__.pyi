@@ -1,7 +1,9 @@
+from .bounds import HARDLY as HARDLY
 from .bounds import LeastTime as LeastTime
+from .bounds import SearchTime as SearchTime
+from .bounds import fastest_times as fastest_times
 from .bounds import least_time as least_time
-from .build import SEARCHED as SEARCHED
-from .build import demand_of as demand_of
+from .bounds import registered_times as registered_times
 from .fitting import SIZES as SIZES
 from .fitting import Fit as Fit
 from .fitting import FitRange as FitRange
@@ -12,11 +14,9 @@ from .front import SearchedFront as SearchedFront
 from .front import SearchedPoint as SearchedPoint
 from .front import SearchedShape as SearchedShape
 from .front import synthesize as synthesize
-from .heuristics import greedy_moves as greedy_moves
+from .hops import SEARCHED as SEARCHED
+from .hops import demand_of as demand_of
 from .hops import hops_of as hops_of
 from .hops import near_order as near_order
-from .sccl import solve as solve
-from .times_on_network import HARDLY as HARDLY
-from .times_on_network import SearchTime as SearchTime
-from .times_on_network import fastest_times as fastest_times
-from .times_on_network import registered_times as registered_times
+from .solvers import greedy_moves as greedy_moves
+from .solvers import solve as solve

@@ -25,17 +25,17 @@ from ringcoll.algorithms import algorithms, named, order_in_text
 from ringcoll.cost import Fitted, Range, Rule, digest_of
 from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
 from ringcoll.schedule import Schedule, chunks_of_data, contract, estimated_messages, verify
-from ringcoll.search.bounds import LeastTime, least_time
-from ringcoll.search.build import demand_of, phases_of
-from ringcoll.search.front import synthesize, trees_of
-from ringcoll.search.hops import hops_of, hosts_named, near_order, near_ranks
-from ringcoll.search.times_on_network import (
+from ringcoll.search.bounds import (
     HARDLY,
     MOST_MESSAGES,
+    LeastTime,
     RunTime,
     SearchTime,
     TimesOnNetwork,
+    least_time,
 )
+from ringcoll.search.front import synthesize, trees_of
+from ringcoll.search.hops import demand_of, hops_of, hosts_named, near_order, near_ranks, phases_of
 from ringcoll.simulation import Topology, topology_text
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))

@@ -12,10 +12,16 @@ from typing import NamedTuple
 from ringcoll.errors import ArgumentError, TooLargeError
 from ringcoll.schedule import Schedule, contract
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps, least_time
-from ringcoll.search.build import SEARCHED, Demand, Moves, demand_of, phases_of, schedule_of_moves
-from ringcoll.search.heuristics import greedy_moves, speeds_of_steps, tree_moves
-from ringcoll.search.hops import hops_of
-from ringcoll.search.sccl import Answer, solve
+from ringcoll.search.hops import (
+    SEARCHED,
+    Demand,
+    Moves,
+    demand_of,
+    hops_of,
+    phases_of,
+    schedule_of_moves,
+)
+from ringcoll.search.solvers import Answer, greedy_moves, solve, speeds_of_steps, tree_moves
 from ringcoll.simulation import Topology, simulate
 
 METHODS = {
@@ -296,7 +302,7 @@ def synthesize(
     more_steps
         Steps of a phase beyond the fewest ones, for the exact search.
     effort
-        Work of the solver for one shape; see `ringcoll.search.sccl.solve`.
+        Work of the solver for one shape; see `ringcoll.search.solvers.solve`.
     seed
         Seed of the solver, and of the greedy search.
     nbytes

@@ -35,15 +35,12 @@ where the programs and the network are proved to be alike. `simulate` takes the 
 ===============  ==========================================================
 `topology`       ranks, links and routes; links that have failed
 `shapes`         crossbars, rings, tori, fat trees, hosts, dragonflies
-`texts`          topologies by text: shapes, and networks of real machines
-`graph_text`     the text of a graph, a link a line
+`texts`          topologies by text: shapes, real machines, graphs of a link a line
 `measured`       what is measured of a group, and the topology that explains it
-`waves`          the steps of a rank as waves, lazily
 `symmetry`       programs that are one, turned, and networks that look the same
 `event_engine`   the engine of events, and links that messages share
-`lockstep`       the engine of steps, where no link is ever full
-`simulate_call`  `simulate`: checks the call, and takes an engine
-`results`        a run's numbers, times, loads and path; the picture, for Perfetto
+`lockstep`       waves, and the engine of steps, where no link is ever full
+`results`        `simulate`, which takes an engine; its numbers, times, loads and path
 ===============  ==========================================================
 """
 

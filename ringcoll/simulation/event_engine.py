@@ -26,10 +26,10 @@ from math import inf
 from typing import Any
 
 from ringcoll.errors import ScheduleError
+from ringcoll.simulation.lockstep import RankWave
 from ringcoll.simulation.results import PathStep, RunOutcome, RunSettings, SimulatedSpan
 from ringcoll.simulation.symmetry import Folding
 from ringcoll.simulation.topology import Number, Topology
-from ringcoll.simulation.waves import RankWave
 
 _PathNode = tuple[int, int | None, int, Any, Any, Any]
 """A `PathStep` as the rank sees it that stands for others, and the node before it."""

@@ -40,8 +40,8 @@ from operator import attrgetter
 from typing import Any, NoReturn
 
 from ringcoll.schedule import MOST_STEPS, Schedule
+from ringcoll.simulation.lockstep import RankWave, wave_of
 from ringcoll.simulation.topology import Number, Topology
-from ringcoll.simulation.waves import RankWave, wave_of
 
 _LONGEST_PERIOD = 64
 

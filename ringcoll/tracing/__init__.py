@@ -10,8 +10,7 @@ instruction; docs/trace.md has the microseconds.
 
 ==============  ==========================================================
 `block`         `trace`: the traced block, from its begin to the file
-`recorder`      notes what a rank does, and packs the notes
-`clocks`        a common clock for all ranks
+`recorder`      notes what a rank does, on a clock of all ranks
 `trace_events`  the picture, for Perfetto
 `phases`        phases of a step that a program names, and waits between ranks
 `summary`       the numbers of operations and phases, and sentences on them

@@ -23,9 +23,8 @@ from ringcoll.errors import ArgumentError, RingcollError, TraceError
 from ringcoll.group import Communicator
 from ringcoll.machine import appears, json_text, peaks_of, read_json_file, read_text, replace_file
 from ringcoll.pictures import time_picture
-from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.phases import PhaseLog
-from ringcoll.tracing.recorder import Clocks, Records, Tracer
+from ringcoll.tracing.recorder import Clocks, Records, Sighting, Tracer
 from ringcoll.tracing.summary import PhaseTimes, Shares, findings, summarize, summarize_phases
 from ringcoll.tracing.trace_events import document
 from ringcoll.transport import Message

@@ -11,13 +11,15 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ringcoll.tracing.clocks import Clock, Sighting, agree
 from ringcoll.tracing.phases import PhaseSpan, ThreadWait
 from ringcoll.tracing.recorder import (
+    Clock,
     MessageEnd,
     Records,
+    Sighting,
     Span,
     TracedOperation,
+    agree,
 )
 from ringcoll.tracing.summary import (
     PhaseTimes,

@@ -1,11 +1,11 @@
-from .data.compression import CompressedGradients as CompressedGradients
-from .data.compression import Compressor as Compressor
-from .data.compression import Int8 as Int8
-from .data.compression import PowerSGD as PowerSGD
-from .data.compression import Sent as Sent
-from .data.compression import TopK as TopK
 from .data.hooks import CompressedBuckets as CompressedBuckets
+from .data.hooks import CompressedGradients as CompressedGradients
+from .data.hooks import Compressor as Compressor
 from .data.hooks import HookOptions as HookOptions
+from .data.hooks import Int8 as Int8
+from .data.hooks import PowerSGD as PowerSGD
+from .data.hooks import Sent as Sent
+from .data.hooks import TopK as TopK
 from .data.hooks import all_reduce_hook as all_reduce_hook
 from .data.hooks import compressed_hook as compressed_hook
 from .data.parallel import BucketedDataParallel as BucketedDataParallel

@@ -30,8 +30,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.collectives import bytes_sent
 from ringcoll.tracing import phase, waiting
-from ringcoll.training.data.compression import CompressedGradients, Compressor, Int8, PowerSGD, TopK
-from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
+from ringcoll.training.data.hooks import (
+    CompressedGradients,
+    Compressor,
+    HookOptions,
+    Int8,
+    PowerSGD,
+    TopK,
+    all_reduce_hook,
+)
 from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
 from ringcoll.training.free.model_averages import Gossip, LocalSGD
 from ringcoll.training.free.server import SERVER, ParameterServer, ServerWorker

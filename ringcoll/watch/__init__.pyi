@@ -1,4 +1,7 @@
 from . import flight_recorder as flight_recorder
+from .flight_recorder import Issued as Issued
+from .flight_recorder import Progress as Progress
+from .flight_recorder import Running as Running
 from .flight_report import FOREIGN as FOREIGN
 from .flight_report import answering as answering
 from .flight_report import ask as ask
@@ -16,6 +19,3 @@ from .notices import STORE_S as STORE_S
 from .notices import announce as announce
 from .notices import monitored_barrier as monitored_barrier
 from .notices import say as say
-from .progress import Issued as Issued
-from .progress import Progress as Progress
-from .progress import Running as Running

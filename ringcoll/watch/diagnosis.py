@@ -22,9 +22,9 @@ from ringcoll.errors import (
 from ringcoll.machine import unreachable
 from ringcoll.operation import Wait, Words
 from ringcoll.transport import beside
+from ringcoll.watch.flight_recorder import BARRIER, Issued, Progress, Running
 from ringcoll.watch.lives import Lives
 from ringcoll.watch.notices import FAILURES, Notices, kind_of
-from ringcoll.watch.progress import BARRIER, Issued, Progress, Running
 
 _GRACE_S = 1.0  # for the last messages of a process that has ended
 _DOOM_S = 5.0  # for an operation to end of which a rank is dead that is not waited for

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from ringcoll.algorithms import algorithms, register, unregister
 from ringcoll.algorithms.ring import all_gather_phase, ring_all_reduce
 from ringcoll.cli import cli
-from ringcoll.machine import schedule_files
+from ringcoll.machine import files
 from ringcoll.schedule import Program, Step, copy, inp, out, recv, send
 
 Run = Callable[..., Result]
@@ -41,7 +41,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
             for entry in [entry for entry in algorithms() if entry.program.__module__ == name]:
                 unregister(entry.collective, entry.name)
             del sys.modules[name]
-    schedule_files._registered_by.cache_clear()
+    files._registered_by.cache_clear()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from ringcoll.algorithms import algorithms
 from ringcoll.schedule import Schedule, verify
-from ringcoll.search import times_on_network
+from ringcoll.search import bounds
 from tests.cli.conftest import Run
 
 
@@ -61,7 +61,7 @@ def test_what_is_not_decided_is_said(run: Run) -> None:
 
 
 def test_algorithms_that_are_left_out_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times_on_network, "MOST_MESSAGES", 8)
+    monkeypatch.setattr(bounds, "MOST_MESSAGES", 8)
     words = ("search", "all_gather", "--topology", "ring", "--method", "greedy", "--chunks", "1")
     data = json.loads(run(*words, "--json").stdout)
     assert {"ring", "direct"} <= {*data["left_out"]}

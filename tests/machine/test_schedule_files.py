@@ -11,7 +11,7 @@ import pytest
 from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
 from ringcoll.formats import to_msccl, to_mscclpp
-from ringcoll.machine import algorithm_in, as_algorithm, read_schedule, schedule_files
+from ringcoll.machine import algorithm_in, as_algorithm, files, read_schedule
 from ringcoll.schedule import Schedule, verify
 
 FORMATS: dict[str, Callable[[Schedule], str]] = {
@@ -69,9 +69,9 @@ def test_a_file_that_has_been_there_for_a_while_is_read_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(folder / "ring.xml")
-    monkeypatch.setattr(schedule_files, "_TICK_NS", -10_000_000_000)  # it is settled at once
+    monkeypatch.setattr(files, "_TICK_NS", -10_000_000_000)  # it is settled at once
     schedule = read_schedule(path)
-    monkeypatch.setattr(schedule_files, "read_file", lambda *_: pytest.fail("read anew"))
+    monkeypatch.setattr(files, "read_file", lambda *_: pytest.fail("read anew"))
     assert read_schedule(path) is schedule
 
 

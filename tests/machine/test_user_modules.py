@@ -87,7 +87,7 @@ def both(rank, world_size, root=0):
 
 CHECK = """
 import sys
-from ringcoll.machine.schedule_files import algorithms_named
+from ringcoll.machine.files import algorithms_named
 for reference in sys.argv[1:]:
     module, entries = algorithms_named(reference)
     again, _ = algorithms_named(reference)

@@ -15,8 +15,8 @@ from torch import Tensor
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.operation import check_apart, overlap
-from ringcoll.operation.overlap import TooIntricateError, share_memory
+from ringcoll.operation import check_apart, stage
+from ringcoll.operation.stage import TooIntricateError, share_memory
 
 MEMORY = bytearray(4096)
 
@@ -49,7 +49,7 @@ def test_it_is_what_a_list_of_all_bytes_says(outputs: list[Tensor], marked: bool
     listed = [byte for tensor in outputs for byte in bytes_of(tensor)]
     if marked and listed:
         full = [tensor for tensor in outputs if tensor.numel()]
-        assert overlap._is_marked_twice(full) == (len(set(listed)) < len(listed))
+        assert stage._is_marked_twice(full) == (len(set(listed)) < len(listed))
     assert share_memory(outputs) == (len(set(listed)) < len(listed))
 
 
@@ -62,7 +62,7 @@ def test_solutions_are_counted(terms: list[tuple[int, int]], target: int) -> Non
     for coefficient, bound in merged.items():
         sums = [total + coefficient * x for total in sums for x in range(bound + 1)]
     for most in (1, 2):
-        assert overlap._solutions(terms, target, most) == min(most, sums.count(target))
+        assert stage._solutions(terms, target, most) == min(most, sums.count(target))
 
 
 LARGE = torch.empty(16 << 20)  # 64 MiB, of which nothing is touched
@@ -92,28 +92,28 @@ SHARED: dict[str, Callable[[], list[Tensor]]] = {
 def test_large_tensors_take_no_time(what: str) -> None:
     name, shared, _ = what.partition(", shared")
     outputs = SHARED[name]() if shared else APART[name]()
-    overlap._meet.cache_clear()
-    overlap._meets_itself.cache_clear()
+    stage._meet.cache_clear()
+    stage._meets_itself.cache_clear()
     begin = time.thread_time()
     assert share_memory(outputs) == bool(shared)
     assert time.thread_time() - begin < 0.5  # to list the addresses took seconds
 
 
 def test_what_strides_cannot_tell_in_time_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "_MOST_VALUES", 0)
-    overlap._meet.cache_clear()
-    overlap._meets_itself.cache_clear()
+    monkeypatch.setattr(stage, "_MOST_VALUES", 0)
+    stage._meet.cache_clear()
+    stage._meets_itself.cache_clear()
     memory = torch.zeros(1 << 16)
     assert not share_memory([memory[0::2], memory[1::2], memory[:0]])
     assert share_memory([memory[0::2], memory[1::2], memory[777:778]])
-    monkeypatch.setattr(overlap, "_MOST_MARKED", (1 << 18) - 1)
+    monkeypatch.setattr(stage, "_MOST_MARKED", (1 << 18) - 1)
     with pytest.raises(TooIntricateError):
         share_memory([memory[0::2], memory[1::2], memory[3::4]])
     with pytest.raises(ArgumentError, match="nobody can tell") as caught:
         check_apart([memory[0::2], memory[1::2], memory[3::4]], rank=2)
     assert "rank 2" in str(caught.value)
-    overlap._meet.cache_clear()
-    overlap._meets_itself.cache_clear()
+    stage._meet.cache_clear()
+    stage._meets_itself.cache_clear()
 
 
 @pytest.mark.parametrize("function", ["all_gather", "all_to_all", "gather", "reduce_scatter"])

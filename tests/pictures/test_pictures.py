@@ -12,9 +12,8 @@ import pytest
 from ringcoll.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 from ringcoll.errors import ArgumentError
 from ringcoll.pictures import MOST_RANKS, Film, film, layout_of, moving_picture, steps_picture
-from ringcoll.pictures.layouts import network_layout
 from ringcoll.pictures.step_pictures import DrawnMessage, Scenery
-from ringcoll.pictures.svg import width_of
+from ringcoll.pictures.svg import network_layout, width_of
 from ringcoll.schedule import (
     Program,
     Schedule,

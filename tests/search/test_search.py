@@ -20,6 +20,7 @@ from ringcoll.schedule import Buffer, RecvReduce, Schedule, Send, contract, veri
 from ringcoll.search import (
     METHODS,
     SEARCHED,
+    bounds,
     demand_of,
     fastest_times,
     greedy_moves,
@@ -27,14 +28,11 @@ from ringcoll.search import (
     registered_times,
     solve,
     synthesize,
-    times_on_network,
 )
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps, maximum_flow
-from ringcoll.search.build import schedule_of_moves
 from ringcoll.search.front import _Search
-from ringcoll.search.heuristics import speeds_of_steps
-from ringcoll.search.hops import HopGraph, Limit
-from ringcoll.search.sccl import Answer
+from ringcoll.search.hops import HopGraph, Limit, schedule_of_moves
+from ringcoll.search.solvers import Answer, speeds_of_steps
 from ringcoll.simulation import (
     Link,
     Topology,
@@ -150,7 +148,7 @@ def test_the_messages_of_an_algorithm_are_estimated_once(monkeypatch: pytest.Mon
         names.append(schedule.algorithm)
         return 12
 
-    monkeypatch.setattr(times_on_network, "estimated_messages", estimated)
+    monkeypatch.setattr(bounds, "estimated_messages", estimated)
     times = registered_times("broadcast", ring(4, bandwidth=1e9), 1 << 10)
     assert sorted(names) == sorted(time.algorithm for time in times)
 

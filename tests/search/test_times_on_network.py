@@ -4,9 +4,9 @@ import pytest
 
 from ringcoll.algorithms import schedule_of
 from ringcoll.schedule import estimated_messages
-from ringcoll.search import times_on_network
+from ringcoll.search import bounds
+from ringcoll.search.bounds import HARDLY, TimesOnNetwork
 from ringcoll.search.front import trees_of
-from ringcoll.search.times_on_network import HARDLY, TimesOnNetwork
 from ringcoll.simulation import dragonfly, simulate, topology_from_text, torus
 
 HOSTS = "".join(f"{rank} -- h{rank % 3} 5 1\n" for rank in range(6))
@@ -23,7 +23,7 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_time_of_a_steady_pipeline_follows_from_short_runs(name, collective, monkeypatch):
     topology, nbytes = NETWORKS[name], 1 << 24
-    monkeypatch.setattr(times_on_network, "_EXACT_MESSAGES", 0)
+    monkeypatch.setattr(bounds, "_EXACT_MESSAGES", 0)
     for schedule in trees_of(collective, topology, 4):
         messages = estimated_messages(schedule, 1 << 18)
         times = TimesOnNetwork(topology)
@@ -34,7 +34,7 @@ def test_the_time_of_a_steady_pipeline_follows_from_short_runs(name, collective,
 
 
 def test_a_pipeline_that_is_longer_than_the_short_runs_is_simulated(monkeypatch):
-    monkeypatch.setattr(times_on_network, "_EXACT_MESSAGES", 0)
+    monkeypatch.setattr(bounds, "_EXACT_MESSAGES", 0)
     topology = topology_from_text("".join(f"{rank} -- {rank + 1} 1 9\n" for rank in range(19)))
     chain = schedule_of("broadcast", "chain", 20)  # 19 steps
     times = TimesOnNetwork(topology)

@@ -26,9 +26,8 @@ from ringcoll.simulation import (
     simulate,
     torus,
 )
-from ringcoll.simulation.lockstep import never_full, senders_of
+from ringcoll.simulation.lockstep import RankWave, never_full, senders_of
 from ringcoll.simulation.symmetry import TurnedRank, folded, turned_programs
-from ringcoll.simulation.waves import RankWave
 
 NBYTES = 840
 WORLD_SIZES = (2, 3, 4, 6, 8)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.errors import TraceError
-from ringcoll.tracing.clocks import Clock, Sighting, agree
+from ringcoll.tracing.recorder import Clock, Sighting, agree
 from tests.cases.effort import effort
 
 

@@ -21,7 +21,7 @@ from ringcoll.training import (
     TopK,
     average_gradients,
 )
-from ringcoll.training.data.compression import gram_schmidt
+from ringcoll.training.data.hooks import gram_schmidt
 from tests.cases.effort import effort
 
 COMPRESSORS = {

@@ -2,8 +2,7 @@
 
 ==============  =================================================================
 `parallel`      averages parameter by parameter, and in buckets during backward
-`compression`   compressed averages of gradients, with error feedback
-`hooks`         both kinds of averages inside torch's DistributedDataParallel
+`hooks`         averages, also compressed, inside torch's DistributedDataParallel
 ==============  =================================================================
 
 `ringcoll.ddp` is this folder, with the samples of each rank from `ringcoll.training.task`.
