@@ -36,9 +36,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
-import torch
-from torch._C._dynamo import eval_frame
-
 from ringcoll.errors import GroupBrokenError
 
 _NONE = "Python starts no thread any more"
@@ -136,9 +133,6 @@ def hears_signals() -> bool:
 
 # --- places of calls ----------------------------------------------------------------------
 
-_LIBRARY = tuple(
-    f"{Path(str(file)).parents[n]}{os.sep}" for file, n in ((__file__, 1), (torch.__file__, 0))
-)
 _STANDARD = f"{Path(os.__file__).parent}{os.sep}"
 # As faulthandler writes them.
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x(\w+) .*\n((?:  .*\n)*)", re.MULTILINE)
@@ -155,8 +149,12 @@ class Line(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _is_users(file: str) -> bool:
+    import torch  # `ringcoll dump` starts threads without torch
+
+    folders = Path(__file__).parents[1], Path(torch.__file__).parent
+    libraries = [f"{folder}{os.sep}" for folder in folders]
     is_standard = file.startswith(_STANDARD) and "-packages" not in file
-    return not (is_standard or file.startswith((*_LIBRARY, "<frozen")))
+    return not (is_standard or file.startswith((*libraries, "<frozen")))
 
 
 def user_line(frame: FrameType | None) -> tuple[str, int]:
@@ -221,6 +219,7 @@ def untraced(method: _Method) -> _Method:
 
     ``torch.compiler.disable`` does the same, but its import takes 2 s.
     """
+    from torch._C._dynamo import eval_frame
 
     @wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
