@@ -67,7 +67,7 @@ ONLY = {
     "torch.save": {"resilient/group"},
     # modules whose name is made while the program runs
     "import_module(variable)": {
-        *("__init__", "cli/app", "transport/catalogue", "machine/schedule_files", "testing/pool"),
+        *("__init__", "cli/app", "transport/catalogue", "machine/files", "testing/pool"),
     },
     # doors: a stub of the package lists the names and their modules
     "lazy_loader": {
@@ -76,13 +76,13 @@ ONLY = {
     },
     "subprocess": {"cli/doctor", "cli/programs", "launch/mpiexec"},
     "socket": {
-        *("machine/stores", "launch/mpi_ranks", "transport/gloo", "resilient/membership"),
+        *("machine/stores", "launch/threads", "transport/gloo", "resilient/membership"),
         *("bench/measure", "launch/mpiexec"),  # the host's name; a free port
         *("watch/flight_report", "machine/lines"),
         "machine/facts",  # the way to another host, on which nothing is sent
     },
     "*.create_server": {"machine/stores", "machine/lines"},
-    "*.TCPStore()": {"machine/stores", "launch/processes", "launch/mpi_ranks", "resilient/membership"},
+    "*.TCPStore()": {"machine/stores", "launch/processes", "launch/threads", "resilient/membership"},
     "secrets": {"resilient/membership"},  # a name, and no password
     # files
     "*.write_bytes": {"machine/files"},
@@ -96,7 +96,7 @@ ONLY = {
     # what reads text that was written elsewhere
     "json.load*": {
         *("machine/stores", "tracing/recorder"),  # tests/test_parsers.py tries them
-        *("training/model_on_ranks", "launch/mpi_ranks", "bench/peers"),
+        *("training/model_on_ranks", "launch/threads", "bench/peers"),
         "bench/mpi_peer",  # the command line on which its own program starts it
         *("watch/flight_report", "formats/documents", "resilient/membership"),
         "simulation/measured",  # tests/simulation/test_measured.py tries it

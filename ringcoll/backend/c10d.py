@@ -4,9 +4,8 @@ A method of c10d takes its tensors first, the outputs before the inputs. Options
 short forms the operator or the root is in their place. A list of tensors may be the only element
 of another list, a left-over of process groups with several GPUs.
 
-Gaps of torch 2.13 for a process group written in Python, and functions that fill them.
-
-torch does some work in C++, or for groups of its own classes only. And its dispatch modes and its
+torch 2.13 does some work in C++, or for groups of its own classes only; functions here fill these
+gaps for a process group that is written in Python. And its dispatch modes and its
 profiler see c10d's operators, as torch's own process groups run every call as one; a group that is
 written in Python runs none. So while somebody looks, the call of torch's base class is made (the
 operator), under a mode of this module that stands below all modes of the user, and runs this

@@ -1,6 +1,6 @@
 """From the group that a user names, torch's or an `OwnGroup`, to this rank's communicator.
 
-Memory of a group's tensors moves to where the other ranks of the host can read it.
+`share` moves the memory of tensors to where the other ranks of the host can read it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 =========  ==========================================================
 `counts`   costs of links; lower bounds; costs in segments, on hosts, in words
 `predict`  how long every algorithm would take
-`table`    costs, rules and fits that all ranks of a group share
-`choice`   rules, and the algorithm that ``"auto"`` stands for in one call
+`table`    rules; costs, rules and fits that all ranks of a group share
+`choice`   the algorithm that ``"auto"`` stands for in one call
 =========  ==========================================================
 """
 

@@ -2,12 +2,12 @@
 
 ==================  ==========================================================
 `msccl`             XML of MSCCL, out and in
-`mscclpp`           execution plans of MSCCL++, JSON, out and in
+`mscclpp`           execution plans of MSCCL++, JSON, out and in; a text of either format, in
 `simulator_traces`  GOAL, for LogGOPSim and ATLAHS; Chakra, for ASTRA-sim; out
 `network_files`     networks: XML that NCCL writes, files of InfraGraph; in
 `places`            other systems' numbers of places, and steps cut at them
 `levelling`         programs of thread blocks as a schedule
-`documents`         a text of any format; elements of XML, values of JSON
+`documents`         elements of a small XML document, values of a JSON document
 ==================  ==========================================================
 """
 

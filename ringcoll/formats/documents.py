@@ -4,25 +4,17 @@ Small XML is elements, one inside the other, with attributes and no text. A docu
 it every entity, is refused before anything is expanded; so are elements that are not expected, and
 text between elements. Errors name the line. Errors in JSON name a place such as
 ``gpus[0].threadblocks[1].ops[3]``.
-
-A text of any format that can be read, as a schedule or as a network.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from xml.parsers import expat
 
 from ringcoll.errors import ScheduleError
-from ringcoll.formats.msccl import from_msccl
-from ringcoll.formats.mscclpp import from_mscclpp
-from ringcoll.formats.network_files import topology_from_infragraph, topology_from_nccl
-from ringcoll.schedule import Schedule
-from ringcoll.simulation import Topology, topology_from_text
 
 _DIGITS = 18  # of a number in XML
 _MOST = 10**18  # a number in JSON
@@ -171,41 +163,3 @@ def parse_json(text: str) -> Node:
         raise ScheduleError(f"line {error.lineno}: no JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits; brackets in brackets
         raise ScheduleError(f"no JSON: {error}") from None
-
-
-_NETWORKS = {  # by what they begin with, after comments
-    "<": topology_from_nccl,
-    r"[{%]|---|[\"']?\w+[\"']?\s*:": topology_from_infragraph,
-}
-
-
-def schedule_in(text: str) -> Schedule:
-    """Read a schedule: XML of MSCCL, JSON of MSCCL++, or a text of `Schedule.to_text`.
-
-    Raises
-    ------
-    ScheduleError
-        The text is malformed; the message names the line.
-    """
-    first = text.lstrip("\ufeff \t\r\n")[:1]
-    if first == "<":
-        return from_msccl(text)
-    return from_mscclpp(text) if first == "{" else Schedule.from_text(text)
-
-
-def topology_in(text: str, *, name: str = "graph") -> Topology:
-    """Read a network: XML of NCCL, YAML or JSON of InfraGraph, or a text of `topology_text`.
-
-    Raises
-    ------
-    ArgumentError
-        The text is malformed; the message names the line.
-    MissingExtraError
-        The text is of InfraGraph, and the package is missing.
-    """
-    text = text.removeprefix("\ufeff")
-    begin = re.sub(r"(\s*#.*)*\s*", "", text, count=1)
-    for pattern, reader in _NETWORKS.items():
-        if re.match(pattern, begin):
-            return reader(text, name=name)
-    return topology_from_text(text, name=name)

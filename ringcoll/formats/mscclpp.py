@@ -15,11 +15,14 @@ barriers, packets, multicast, pipelines and groups of thread blocks are refused.
 
 Sources: ``src/core/executor/execution_plan.cc``, ``src/core/include/execution_kernel.hpp`` and
 ``execution_common.hpp`` of microsoft/mscclpp; the plans of its tests, such as ``reduce.json``.
+
+`schedule_in` and `topology_in` read a text of any format, as a schedule or as a network.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -28,8 +31,11 @@ from typing import Any
 from ringcoll.errors import ScheduleError
 from ringcoll.formats.documents import Node, parse_json
 from ringcoll.formats.levelling import Event, EventKind, levelled
+from ringcoll.formats.msccl import from_msccl
+from ringcoll.formats.network_files import topology_from_infragraph, topology_from_nccl
 from ringcoll.formats.places import Piece, Place, Places, pieces
 from ringcoll.schedule import Schedule, contract
+from ringcoll.simulation import Topology, topology_from_text
 
 _KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 _COLLECTIVES = {name.replace("_", ""): name for name in _KNOWN}
@@ -418,3 +424,41 @@ def _of_kind(
     """The items of those lists of a node that are for a type of channels."""
     own = (entry for entry in parent.items(lists) if entry[key].value == kind)
     return [item for entry in own for item in entry.items(items)]
+
+
+_NETWORKS = {  # by what they begin with, after comments
+    "<": topology_from_nccl,
+    r"[{%]|---|[\"']?\w+[\"']?\s*:": topology_from_infragraph,
+}
+
+
+def schedule_in(text: str) -> Schedule:
+    """Read a schedule: XML of MSCCL, JSON of MSCCL++, or a text of `Schedule.to_text`.
+
+    Raises
+    ------
+    ScheduleError
+        The text is malformed; the message names the line.
+    """
+    first = text.lstrip("\ufeff \t\r\n")[:1]
+    if first == "<":
+        return from_msccl(text)
+    return from_mscclpp(text) if first == "{" else Schedule.from_text(text)
+
+
+def topology_in(text: str, *, name: str = "graph") -> Topology:
+    """Read a network: XML of NCCL, YAML or JSON of InfraGraph, or a text of `topology_text`.
+
+    Raises
+    ------
+    ArgumentError
+        The text is malformed; the message names the line.
+    MissingExtraError
+        The text is of InfraGraph, and the package is missing.
+    """
+    text = text.removeprefix("\ufeff")
+    begin = re.sub(r"(\s*#.*)*\s*", "", text, count=1)
+    for pattern, reader in _NETWORKS.items():
+        if re.match(pattern, begin):
+            return reader(text, name=name)
+    return topology_from_text(text, name=name)

@@ -1,4 +1,4 @@
-"""What messages cost in a group, measured by its ranks in some ten milliseconds.
+"""Messages of a group, measured: their costs, in some ten milliseconds, and those of all pairs.
 
 The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the last
 rank send a short and a long message back and forth (alpha, beta), and several short messages in one
@@ -24,9 +24,8 @@ does that reduces what has come. No message is read by the host then, which woul
 the message. By itself a group measures over transports with tags only; NCCL is measured by
 ``ringcoll tune``.
 
-Measure the messages between all pairs of ranks of a group, for `ringcoll.simulation.measured`.
-
-Every measurement is a stream of messages. The receiver answers each message with the size of a
+The messages between all pairs of ranks are measured for `ringcoll.simulation.measured`. Every
+measurement is a stream of messages. The receiver answers each message with the size of a
 later one, or with 0 when it has measured enough, so messages get as long as some milliseconds take.
 The receiver's clock counts, so bytes that lie in buffers do not. With one message at a time, the
 time between two is a round trip.
@@ -363,7 +362,7 @@ def measure(
 
 
 _STREAM_TAG = 0x7E57C059  # of 31 bits; nothing else is under way meanwhile
-_SHORT, _LEAST, _MOST = 8, 1 << 15, 1 << 22  # bytes of a message
+_SHORT_STREAM, _LEAST, _MOST_MESSAGES = 8, 1 << 15, 1 << 22  # bytes of a message
 _MESSAGE_S = 0.005
 _UNDER_WAY = 4  # long messages of a stream
 
@@ -375,7 +374,7 @@ class _Prober:
 
     def __init__(self, transport: Transport, limit_s: float) -> None:
         self.transport, self.rank, self.limit_s = transport, transport.rank, limit_s
-        self.memory = torch.zeros(2, _MOST, dtype=torch.uint8, device="cpu")
+        self.memory = torch.zeros(2, _MOST_MESSAGES, dtype=torch.uint8, device="cpu")
         self.size = torch.zeros(1, dtype=torch.int64, device="cpu")
 
     def ready(self, source: int, target: int, data: Tensor) -> Callable[[], Wait]:
@@ -405,8 +404,8 @@ class _Prober:
         A rank that lacks a path gives up before the others.
         """
         others = [peer for peer in range(self.transport.world_size) if peer != self.rank]
-        comes = [self.ready(peer, self.rank, self.memory[0, :_SHORT])() for peer in others]
-        goes = [self.ready(self.rank, peer, self.memory[1, :_SHORT])() for peer in others]
+        comes = [self.ready(peer, self.rank, self.memory[0, :_SHORT_STREAM])() for peer in others]
+        goes = [self.ready(self.rank, peer, self.memory[1, :_SHORT_STREAM])() for peer in others]
         for wait in [*comes, *goes]:
             wait(share=0.5)
 
@@ -434,7 +433,7 @@ class _Prober:
         """A function that posts a message of a stream, again only after a wait for it."""
         memory = self.memory[int(source == self.rank)]
         if trial.is_short:
-            short = self.ready(source, target, memory[:_SHORT])
+            short = self.ready(source, target, memory[:_SHORT_STREAM])
             return lambda nbytes: short()
         return lambda nbytes: self.ready(source, target, memory[:nbytes])()
 
@@ -458,7 +457,7 @@ class _Prober:
                 arrivals.append((time.perf_counter(), arrivals[-1][1] + sizes.popleft()))
             if size and not trial.nbytes:
                 rate = arrivals[-1][1] / max(arrivals[-1][0] - arrivals[0][0], 1e-6)
-                size = min(2 * size, max(_LEAST, int(rate * _MESSAGE_S)), _MOST)
+                size = min(2 * size, max(_LEAST, int(rate * _MESSAGE_S)), _MOST_MESSAGES)
             if trial.is_enough(arrivals):
                 size = 0
             else:
@@ -471,7 +470,7 @@ class _Prober:
 
 def _first(trial: Trial) -> list[int]:
     """Bytes of the messages that are not asked for."""
-    nbytes = min(trial.nbytes or _LEAST, _MOST)
+    nbytes = min(trial.nbytes or _LEAST, _MOST_MESSAGES)
     return [nbytes] * (1 if trial.is_short else _UNDER_WAY)
 
 

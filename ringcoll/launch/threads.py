@@ -1,6 +1,6 @@
-"""Ranks that are threads of this process: for notebooks, examples and tests.
+"""Groups of threads of this process, and of the ranks of an MPI program, without torch's groups.
 
-Groups of the ranks of an MPI program; they need no process group of torch.
+Threads are for notebooks, examples and tests. A program of MPI
 
 ::
 

@@ -1,6 +1,6 @@
 """Files that are never seen incomplete, and files that are read without surprise; strict JSON.
 
-Files, modules, and rules with them, which a user may name in place of a registered algorithm.
+A user may name files, modules, and rules with them in place of a registered algorithm:
 
 - ``FILE.xml``, ``FILE.json`` and ``FILE.txt`` hold a schedule: MSCCL's XML, MSCCL++'s JSON, or the
   library's own text. Each rank reads the file for itself; the ranks compare what they have read
@@ -8,7 +8,7 @@ Files, modules, and rules with them, which a user may name in place of a registe
 - ``FILE.py:NAME`` and ``MODULE:NAME`` are modules of a user that register algorithms. Such a module
   is imported as Python imports it, with the current folder, or that of the file, before all others.
   So every rank can import it in the same way, and it may import its neighbours.
-- Rules (`ringcoll.cost.choice`) choose by collective and size; their algorithms may be files, too.
+- Rules (`ringcoll.cost.table`) choose by collective and size; their algorithms may be files, too.
 """
 
 from __future__ import annotations

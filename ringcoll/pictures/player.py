@@ -5,7 +5,7 @@ plays. It runs no schedule of its own: messages, contents of ranks, proofs and f
 the library. Only times by alpha, beta and gamma are computed in the page, as they move with its
 sliders.
 
-What a notebook shows of schedules, proofs and simulated runs: their picture, and words below.
+A notebook shows schedules, proofs and simulated runs as their picture, with words below.
 """
 
 from __future__ import annotations

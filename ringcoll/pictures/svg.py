@@ -1,12 +1,10 @@
-"""Elements of SVG as text; colours, and how they look on light and dark pages.
+"""Elements of SVG as text, their colours on light and dark pages, and the picture of a network.
 
 Colours are those of M. Okabe and K. Ito, "Color Universal Design", which people can tell apart
 whatever colours they see. A chunk has the colour of its number; a reader who cannot see it reads
 the number, which stands wherever there is room.
 
-Where ranks and switches are drawn, and the picture of a network.
-
-A layout is the one that messages, or cables, ask for. Its coordinates are in units of the distance
+A layout of ranks and switches is the one that messages, or cables, ask for. Its coordinates are in units of the distance
 between neighbours; y grows downwards. A network is drawn with the bandwidth and latency of each
 link; slow links stand out.
 """

@@ -3,7 +3,8 @@
 Runs are simulated, or read from what ``ringcoll trace`` writes, of which the last operation, or the
 last step of a trainer, is drawn.
 
-Times over sizes, on logarithmic axes; the sizes are marked from which another one is fastest.
+Curves are times over sizes, on logarithmic axes; the sizes are marked from which another curve is
+the lowest.
 """
 
 from __future__ import annotations
@@ -326,7 +327,7 @@ def _in_words(microseconds: float, unit_of: float | None = None) -> str:
 Curve = Sequence[tuple[float, float]]
 """Sizes, increasing, and the time of each."""
 
-_WIDTH, _HEIGHT = 720.0, 420.0
+_CURVES_WIDTH, _HEIGHT = 720.0, 420.0
 _LEFT, _TOP, _BELOW = 130.0, 76.0, 80.0
 _APART = 1.3 * FONT  # of names at the ends of curves
 _MOST_MARKS = 8
@@ -416,7 +417,7 @@ def curves_picture(
     high = max(high, low + 1)
 
     def x(size: float) -> float:
-        return _LEFT + _WIDTH * math.log(size / sizes[0]) / math.log(sizes[-1] / sizes[0])
+        return _LEFT + _CURVES_WIDTH * math.log(size / sizes[0]) / math.log(sizes[-1] / sizes[0])
 
     def y(time: float) -> float:
         return _TOP + _HEIGHT * (high - math.log10(time)) / (high - low)
@@ -429,7 +430,9 @@ def curves_picture(
         drawn.append(text(x(size), bottom + FONT, size_in_words(round(size)), "small"))
     for power in range(low, high + 1):
         at = y(10.0**power)
-        drawn.append(element("path", d=f"M{_LEFT:.1f} {at:.1f} h{_WIDTH:.1f}", class_="mark"))
+        drawn.append(
+            element("path", d=f"M{_LEFT:.1f} {at:.1f} h{_CURVES_WIDTH:.1f}", class_="mark")
+        )
         drawn.append(text(_LEFT - 12, at, time_in_words(10.0**power), "small", "end"))
     for number, (name, curve) in enumerate(curves.items()):
         points = " ".join(f"{x(size):.1f},{y(time):.1f}" for size, time in curve)
@@ -441,7 +444,7 @@ def curves_picture(
             )
         )  # fmt: skip
     heights = _apart([(name, y(curve[-1][1])) for name, curve in curves.items()])
-    right = _LEFT + _WIDTH + 14
+    right = _LEFT + _CURVES_WIDTH + 14
     drawn += [text(right, height, name, "title", "start") for name, height in heights.items()]
     for crossing in (crossing for family in families for crossing in crossings(family)):
         across, down = x(crossing.size), y(crossing.time)
@@ -451,7 +454,7 @@ def curves_picture(
         drawn.append(text(across + 14, down + 24, words, "label", "start"))
     names = max(map(width_of, curves))
     width = max(right + names + FONT, width_of(title) + 2 * FONT)
-    drawn.append(text(_LEFT + _WIDTH / 2, FONT * 1.5, title, "title"))
+    drawn.append(text(_LEFT + _CURVES_WIDTH / 2, FONT * 1.5, title, "title"))
     return document(width, bottom + _BELOW, drawn, title, _CURVES_STYLE)
 
 

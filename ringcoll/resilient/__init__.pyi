@@ -1,9 +1,9 @@
-from .beginning import data_parallel as data_parallel
-from .beginning import join as join
-from .beginning import start as start
 from .group import Change as Change
 from .group import ResilientGroup as ResilientGroup
+from .group import data_parallel as data_parallel
+from .group import join as join
 from .group import packed as packed
+from .group import start as start
 from .group import unpacked as unpacked
 from .membership import Membership as Membership
 from .succession import Member as Member

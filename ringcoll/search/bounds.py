@@ -1,4 +1,4 @@
-"""Lower bounds that no schedule on a topology beats, in steps, in rounds and in seconds.
+"""How long schedules take on a topology, and the bounds that none beats: steps, rounds, seconds.
 
 Steps: a chunk needs as many steps as hops. Rounds per chunk: a rank that wants blocks gets them
 through every cut between their owners and itself, so the data of a cut, over the speed of its
@@ -17,9 +17,7 @@ between parts P - 1 times to be reduced, and P - 1 times to be spread, so the li
 carry 2 (P - 1) vectors. For P = k equal ranks that is the well-known 2 (k - 1) / k vectors a rank
 (P. Patarasuk and X. Yuan, 2009).
 
-How long schedules take on a topology, in their best numbers of segments.
-
-A schedule is simulated in 1, 4, 16, 64 and 256 segments, until more segments gain hardly anything.
+The time of a schedule is that in its best number of segments. A schedule is simulated in 1, 4, 16, 64 and 256 segments, until more segments gain hardly anything.
 Where that is a work of many seconds, the time in more than 16 segments follows from those of as
 many segments as the schedule has steps, 8 at least, and of 16 segments as long: by then each
 further one takes as long as the one before. Of trees such times were wrong by 0.4 % at most.

@@ -12,9 +12,7 @@ tour. All tours are tried on up to 8 ranks; on more, the tour that goes to the n
 improved by turning pieces round (2-opt: G. A. Croes, 1958) until no turn helps. Cost: ``(k - 1)!``
 tours for few ranks, about ``k ** 2`` turns in a pass for many.
 
-What a collective demands of a search, and how the moves of chunks become a schedule.
-
-Demands are read from the contracts, so every collective that reduces nothing can be searched for. A
+Demands of a collective are read from the contracts, so every collective that reduces nothing can be searched for. A
 collective that reduces is one of these backwards: a reduce-scatter is an all-gather, and a reduce a
 broadcast, in which every message goes the other way, in the opposite order of steps. An all-reduce
 is a reduce-scatter, and then an all-gather. Source: Z. Cai et al., "Synthesizing Optimal Collective

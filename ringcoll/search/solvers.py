@@ -1,6 +1,6 @@
-"""SCCL's search: a schedule of so many steps and rounds, or the proof that there is none.
+"""Three searches: SCCL's, which is exact; and for larger graphs a greedy one, and one for trees.
 
-The problem. Each block is cut into C chunks. A schedule has S steps, step s takes r_s rounds, and
+SCCL's search finds a schedule of so many steps and rounds, or proves that there is none. Each block is cut into C chunks. A schedule has S steps, step s takes r_s rounds, and
 all steps together R. In a step a limit of speed b carries at most b * r_s chunks. A rank can send
 in a step what it had before the step. So S counts latencies, and R / C is the time of the data.
 
@@ -17,8 +17,6 @@ on the arguments alone, and on the version of the solver.
 
 Source: Z. Cai et al., "Synthesizing Optimal Collective Algorithms", arXiv 2008.08708, section 3.
 The paper's model has the step of an arrival as an integer, for the solver Z3.
-
-Searches without proofs, for graphs that are too large for them: a greedy one, and trees.
 
 The greedy search. An all-gather, or a broadcast, on many ranks. The time-expanded network has each
 rank once for each step; a link joins its source in a step to its target in the next one. In every

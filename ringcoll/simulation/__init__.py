@@ -40,7 +40,8 @@ where the programs and the network are proved to be alike. `simulate` takes the 
 `symmetry`       programs that are one, turned, and networks that look the same
 `event_engine`   the engine of events, and links that messages share
 `lockstep`       waves, and the engine of steps, where no link is ever full
-`results`        `simulate`, which takes an engine; its numbers, times, loads and path
+`simulate_call`  `simulate`: checks the call, and takes an engine
+`results`        a run's numbers, times, loads and path; the picture, for Perfetto
 ===============  ==========================================================
 """
 

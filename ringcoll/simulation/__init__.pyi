@@ -10,13 +10,13 @@ from .results import LinkLoad as LinkLoad
 from .results import PathStep as PathStep
 from .results import SimulatedRun as SimulatedRun
 from .results import SimulatedSpan as SimulatedSpan
-from .results import simulate as simulate
 from .shapes import crossbar as crossbar
 from .shapes import dragonfly as dragonfly
 from .shapes import fat_tree as fat_tree
 from .shapes import hosts as hosts
 from .shapes import ring as ring
 from .shapes import torus as torus
+from .simulate_call import simulate as simulate
 from .texts import FORMS as FORMS
 from .texts import PRESETS as PRESETS
 from .texts import dgx1 as dgx1

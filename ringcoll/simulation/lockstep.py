@@ -12,7 +12,7 @@ step, are no more than its lanes: a rank begins no step before its sends have le
 Cost: some 0.3 us a message, and 9 bytes of memory for each step of a rank (more if numbers are
 fractions), from which the critical path is read.
 
-The steps of a rank as waves, produced lazily.
+Both engines take the steps of a rank as waves, which are produced lazily (`wave_of`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ Machines have the sources of their numbers. Latencies are those by which NCCL ch
 3.4 us over NVLink, 5.7 us over PCI Express, 14 us over a network. They are costs of software, too:
 a bare message takes less.
 
-The text of a graph: a topology of any shape, a link a line.
-
+A topology of any other shape is the text of a graph, a link a line.
 A line names two nodes, the bandwidth of each direction in GB/s, and its latency in microseconds.
 A number is a rank, a word is a switch. ``--`` is a cable, with a link in each direction, and ``->``
 is a single link::

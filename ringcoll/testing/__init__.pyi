@@ -1,10 +1,10 @@
 from . import inputs as inputs
+from .collective import given_collective as given_collective
 from .inputs import COMPLEX as COMPLEX
 from .inputs import FLOATS as FLOATS
 from .inputs import INTEGERS as INTEGERS
 from .inputs import Expected as Expected
 from .inputs import bits as bits
-from .inputs import given_collective as given_collective
 from .inputs import mismatch as mismatch
 from .inputs import values as values
 from .on_ranks import OnRanks as OnRanks

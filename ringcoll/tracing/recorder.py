@@ -1,12 +1,11 @@
-"""The recorder of one rank, while its group is traced.
+"""The recorder of one rank while its group is traced, and the common clock of all ranks.
 
 Nothing here runs unless there is a trace. A `Tracer` wraps the calls that an operation is bound to
 (`Tracer.traced`), so that the clock is read before and after each; the executor runs them as
 it runs any others. `Records` are the notes of a rank: numbers only, as JSON between ranks.
 
-A common clock for all ranks, from messages that were sent anyway.
-
-Problem: each rank notes times on a clock of its own, and a picture of all ranks needs a common one.
+Each rank notes times on a clock of its own, and a picture of all ranks needs a common one, which is
+made from messages that were sent anyway.
 
 Every message is a bound: a message is received after it was sent. If the offset ``o[r]`` has to
 be added to the clock of rank r, a message from a to b says ::

@@ -50,11 +50,11 @@ from .sharded.optimizer import ShardedAdamW as ShardedAdamW
 from .sharded.optimizer import model_state_bytes as model_state_bytes
 from .sharded.optimizer import storage_nbytes as storage_nbytes
 from .split import conjugate as conjugate
-from .split.ring_attention import context_parallel as context_parallel
-from .split.ring_attention import places as places
-from .split.ring_attention import ring_attention as ring_attention
 from .split.tensor import Mesh as Mesh
 from .split.tensor import ParallelTransformer as ParallelTransformer
+from .split.tensor import context_parallel as context_parallel
+from .split.tensor import places as places
+from .split.tensor import ring_attention as ring_attention
 from .split.tensor import tensor_parallel as tensor_parallel
 from .split.tensor import vocabulary_loss as vocabulary_loss
 from .systems import Gradients as Gradients

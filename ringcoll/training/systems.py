@@ -46,10 +46,10 @@ from ringcoll.training.model_on_ranks import check_same, require, whole_paramete
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
 from ringcoll.training.sharded.optimizer import ModelStates, ShardedAdamW, storage_nbytes
-from ringcoll.training.split.ring_attention import context_parallel
 from ringcoll.training.split.tensor import (
     Mesh,
     ParallelTransformer,
+    context_parallel,
     tensor_parallel,
     vocabulary_loss,
 )

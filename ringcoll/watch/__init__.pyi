@@ -1,7 +1,7 @@
 from . import flight_recorder as flight_recorder
-from .flight_recorder import Issued as Issued
-from .flight_recorder import Progress as Progress
-from .flight_recorder import Running as Running
+from .diagnosis import Issued as Issued
+from .diagnosis import Progress as Progress
+from .diagnosis import Running as Running
 from .flight_report import FOREIGN as FOREIGN
 from .flight_report import answering as answering
 from .flight_report import ask as ask

@@ -2,8 +2,8 @@
 
 Problem: a rank that waits for a message cannot see why the message does not come. The monitor is a
 thread that wakes up when an operation has been waiting for a while. The monitor publishes through
-the store what this rank is doing (`ringcoll.watch.flight_recorder`, `ringcoll.watch.notices`),
-reads what the others are doing, and breaks the wait when two ranks disagree or a rank has given up
+the store what this rank is doing (`ringcoll.watch.diagnosis`, `ringcoll.watch.notices`), reads what
+the others are doing, and breaks the wait when two ranks disagree or a rank has given up
 (`ringcoll.watch.diagnosis`). In normal operation nothing is published.
 
 Nothing else than the monitor ends a wait of a stream: so the monitor keeps the time limits of
@@ -44,8 +44,7 @@ from ringcoll.machine import (
     started,
     within,
 )
-from ringcoll.watch.diagnosis import Diagnosis
-from ringcoll.watch.flight_recorder import Progress, Running
+from ringcoll.watch.diagnosis import Diagnosis, Progress, Running
 from ringcoll.watch.lives import Lives
 from ringcoll.watch.notices import LEFT, STORE_S, Notices, say
 

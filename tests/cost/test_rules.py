@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import algorithms
-from ringcoll.cost.choice import AUTO, EVERY, Range, Rule, in_text, parse_rules
+from ringcoll.cost.table import AUTO, EVERY, Range, Rule, in_text, parse_rules
 from ringcoll.errors import RulesError
 from ringcoll.schedule import CONTRACTS
 

@@ -452,7 +452,7 @@ def refuse(*names: str) -> None:
     ],
 )
 def test_bad_calls_are_refused_before_work_begins(arguments, said, monkeypatch) -> None:
-    monkeypatch.setattr("ringcoll.simulation.results.RunSettings", refuse)
+    monkeypatch.setattr("ringcoll.simulation.simulate_call.RunSettings", refuse)
     call = {
         "schedule": schedule_of("all_reduce", "ring", 4),
         "nbytes": 40,
@@ -519,11 +519,11 @@ def test_a_refusal_counts_the_messages(
     engine: str, segments: int, most: int, counted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ring of 4 ranks has 2 (k - 1) k = 24 messages; folded to one rank, 6 of them are simulated."""
-    monkeypatch.setattr("ringcoll.simulation.results._MOST_MESSAGES", most)
+    monkeypatch.setattr("ringcoll.simulation.simulate_call._MOST_MESSAGES", most)
     schedule, network = schedule_of("all_reduce", "ring", 4), crossbar(4, bandwidth=1)
     with pytest.raises(
         TooLargeError, match=f"about {counted} messages here, expected at most {most}"
     ):
         simulate(schedule, 400, network, segments=segments, engine=engine)
-    monkeypatch.setattr("ringcoll.simulation.results._MOST_MESSAGES", counted)
+    monkeypatch.setattr("ringcoll.simulation.simulate_call._MOST_MESSAGES", counted)
     assert simulate(schedule, 400, network, segments=segments, engine=engine).seconds > 0

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
 from ringcoll.testing import given_collective, inputs, ranks
-from ringcoll.testing.inputs import DTYPES, operators, reduced
+from ringcoll.testing.collective import DTYPES
+from ringcoll.testing.inputs import operators, reduced
 from tests.cases import reference
 
 PAIRS = [(dtype, op) for dtype in DTYPES for op in operators(dtype)]

@@ -22,7 +22,7 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.operation import Wait
-from ringcoll.watch import STORE_S, Issued, Monitor, Process, Running, diagnosis, flight_recorder
+from ringcoll.watch import STORE_S, Issued, Monitor, Process, Running, diagnosis
 from ringcoll.watch import monitor as watching
 from ringcoll.watch.monitor import WatchState
 from ringcoll.watch.notices import FAILURES, Notices
@@ -560,10 +560,10 @@ def test_thousands_of_the_same_operation_are_remembered(monitor: Watched) -> Non
     assert len(monitor.progress.recent(9999)) == 5003
     called = [monitor.progress.called(number) for number in (0, 1, 5000, 5001, 5005, 5010, 5011)]
     assert called == [first, loop, loop, last, None, last, None]
-    for number in range(2 * flight_recorder._REMEMBERED):  # of other operations, the last ones
+    for number in range(2 * diagnosis._REMEMBERED):  # of other operations, the last ones
         monitor.ran(6000 + number, operation("one of many"))
     assert monitor.progress.called(5001) is None
-    assert len(monitor.progress.recent(9999)) == flight_recorder._REMEMBERED
+    assert len(monitor.progress.recent(9999)) == diagnosis._REMEMBERED
 
 
 def test_a_rank_that_calls_something_else(monitor: Watched) -> None:

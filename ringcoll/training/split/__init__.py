@@ -3,8 +3,7 @@
 ================  ==========================================================================
 `conjugate`       collectives forward, and their transposes backward
 `tensor`          layers, and tokens between them, split over the ranks; and a mesh with
-                  data and pipeline parallel at once
-`ring_attention`  attention over sequences that are split over the ranks
+                  data and pipeline parallel at once; attention over split sequences
 ================  ==========================================================================
 """
 
