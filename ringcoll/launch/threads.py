@@ -1,8 +1,6 @@
 """Groups of threads of this process, and of the ranks of an MPI program, without torch's groups.
 
-Threads are for notebooks, examples and tests. A program of MPI
-
-::
+Threads are for notebooks, examples and tests. A program of MPI::
 
     # mpiexec -n 4 python program.py
     import ringcoll, torch

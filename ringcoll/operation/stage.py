@@ -5,9 +5,10 @@ tensors: conjugation and negation are resolved, strided views are copied in logi
 dtypes are converted to the work dtype and back, short tensors are laid end to end. A tensor that
 is flat already is used at its own place, and nothing is copied.
 
-Whether elements of strided tensors share memory is decided from sizes and strides. The elements of a tensor lie at ``start + stride_0 x_0 + stride_1 x_1 + ...`` with ``0 <=
-x_i < size_i``. Two elements share memory if an equation with bounded unknowns has a solution: for
-elements of two tensors
+Whether elements of strided tensors share memory is decided from sizes and strides. The elements of
+a tensor lie at ``start + stride_0 x_0 + stride_1 x_1 + ...`` with ``0 <= x_i < size_i``. Two
+elements share memory if an equation with bounded unknowns has a solution: for elements of two
+tensors
 
     a_0 x_0 + a_1 x_1 + ... - b_0 y_0 - b_1 y_1 - ... = distance of the starts,
 

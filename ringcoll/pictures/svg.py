@@ -4,9 +4,9 @@ Colours are those of M. Okabe and K. Ito, "Color Universal Design", which people
 whatever colours they see. A chunk has the colour of its number; a reader who cannot see it reads
 the number, which stands wherever there is room.
 
-A layout of ranks and switches is the one that messages, or cables, ask for. Its coordinates are in units of the distance
-between neighbours; y grows downwards. A network is drawn with the bandwidth and latency of each
-link; slow links stand out.
+A layout of ranks and switches is the one that messages, or cables, ask for. Its coordinates are in
+units of the distance between neighbours; y grows downwards. A network is drawn with the bandwidth
+and latency of each link; slow links stand out.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ between parts P - 1 times to be reduced, and P - 1 times to be spread, so the li
 carry 2 (P - 1) vectors. For P = k equal ranks that is the well-known 2 (k - 1) / k vectors a rank
 (P. Patarasuk and X. Yuan, 2009).
 
-The time of a schedule is that in its best number of segments. A schedule is simulated in 1, 4, 16, 64 and 256 segments, until more segments gain hardly anything.
-Where that is a work of many seconds, the time in more than 16 segments follows from those of as
-many segments as the schedule has steps, 8 at least, and of 16 segments as long: by then each
-further one takes as long as the one before. Of trees such times were wrong by 0.4 % at most.
-Schedules of more than 12 steps are simulated to the end. A search has to beat the registered
-algorithms.
+The time of a schedule is that in its best number of segments. A schedule is simulated in 1, 4, 16,
+64 and 256 segments, until more segments gain hardly anything. Where that is a work of many seconds,
+the time in more than 16 segments follows from those of as many segments as the schedule has steps,
+8 at least, and of 16 segments as long: by then each further one takes as long as the one before. Of
+trees such times were wrong by 0.4 % at most. Schedules of more than 12 steps are simulated to the
+end. A search has to beat the registered algorithms.
 """
 
 from __future__ import annotations

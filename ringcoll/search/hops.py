@@ -12,11 +12,11 @@ tour. All tours are tried on up to 8 ranks; on more, the tour that goes to the n
 improved by turning pieces round (2-opt: G. A. Croes, 1958) until no turn helps. Cost: ``(k - 1)!``
 tours for few ranks, about ``k ** 2`` turns in a pass for many.
 
-Demands of a collective are read from the contracts, so every collective that reduces nothing can be searched for. A
-collective that reduces is one of these backwards: a reduce-scatter is an all-gather, and a reduce a
-broadcast, in which every message goes the other way, in the opposite order of steps. An all-reduce
-is a reduce-scatter, and then an all-gather. Source: Z. Cai et al., "Synthesizing Optimal Collective
-Algorithms", arXiv 2008.08708, sections 3.3 and 3.4.
+Demands of a collective are read from the contracts, so every collective that reduces nothing can be
+searched for. A collective that reduces is one of these backwards: a reduce-scatter is an
+all-gather, and a reduce a broadcast, in which every message goes the other way, in the opposite
+order of steps. An all-reduce is a reduce-scatter, and then an all-gather. Source: Z. Cai et al.,
+"Synthesizing Optimal Collective Algorithms", arXiv 2008.08708, sections 3.3 and 3.4.
 
 A search answers with *moves*: in each step, which chunk goes from which rank to which. Every rank
 that gets a chunk gets it once, so the moves of a chunk are a tree that begins at its owner.

@@ -1,8 +1,9 @@
 """Three searches: SCCL's, which is exact; and for larger graphs a greedy one, and one for trees.
 
-SCCL's search finds a schedule of so many steps and rounds, or proves that there is none. Each block is cut into C chunks. A schedule has S steps, step s takes r_s rounds, and
-all steps together R. In a step a limit of speed b carries at most b * r_s chunks. A rank can send
-in a step what it had before the step. So S counts latencies, and R / C is the time of the data.
+SCCL's search finds a schedule of so many steps and rounds, or proves that there is none. Each block
+is cut into C chunks. A schedule has S steps, step s takes r_s rounds, and all steps together R. In
+a step a limit of speed b carries at most b * r_s chunks. A rank can send in a step what it had
+before the step. So S counts latencies, and R / C is the time of the data.
 
 The model, for the solver CP-SAT of OR-Tools. A variable is true if a chunk takes a hop in a step;
 there is none if the chunk cannot be there so early, or is of no use so late. Then

@@ -8,9 +8,8 @@ flight recorder read it from other threads. So an operation costs a few assignme
 An operation of a transport whose `wait` orders a stream is over for the thread that runs it long
 before its messages have come. It stays here, `Issued`, until the stream has come to its end.
 
-The diagnosis is the cause, from what this rank does and knows of the others. Nothing here waits, and
-nothing is published: the `Monitor` asks, and decides what to do with the
-answer.
+The diagnosis is the cause, from what this rank does and knows of the others. Nothing here waits,
+and nothing is published: the `Monitor` asks, and decides what to do with the answer.
 """
 
 from __future__ import annotations

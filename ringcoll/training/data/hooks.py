@@ -25,11 +25,12 @@ Cost: that of the compressor, for each bucket. The collectives of a bucket end b
 on: they send less, but are not hidden behind backward. `PowerSGD` sees a bucket as a square matrix,
 where `CompressedGradients` gives it each parameter's own matrix.
 
-Compression, in place of the all-reduce of a bucket: an all-reduce of gradients moves 2(k - 1)/k of their bytes. A *compressor* sends less, and
-loses something. With *error feedback* the loss is not lost: rank i keeps a residual e, sends
-``c = C(g + e)`` instead of its gradient g, and keeps ``e <- g + e - c`` for the next step. So after
-T steps the sum of what a rank has sent differs from the sum of its gradients by the last e alone.
-Where C loses at most a fraction q < 1 of the norm, e never grows beyond ``q / (1 - q) max |g|``.
+Compression, in place of the all-reduce of a bucket: an all-reduce of gradients moves 2(k - 1)/k of
+their bytes. A *compressor* sends less, and loses something. With *error feedback* the loss is not
+lost: rank i keeps a residual e, sends ``c = C(g + e)`` instead of its gradient g, and keeps ``e <-
+g + e - c`` for the next step. So after T steps the sum of what a rank has sent differs from the sum
+of its gradients by the last e alone. Where C loses at most a fraction q < 1 of the norm, e never
+grows beyond ``q / (1 - q) max |g|``.
 
 =========== ================================ ====================== ================================
 compressor  sent by each rank                collective             lost of x, of n elements

@@ -41,10 +41,10 @@ Parallelism", 2019; Korthikanti et al., "Reducing Activation Recomputation in La
 Models", MLSys 2023 (sequence parallel); Narayanan et al., "Efficient Large-Scale Language Model
 Training on GPU Clusters Using Megatron-LM", SC 2021 (the mesh).
 
-Attention over a split sequence: attention looks from every token at every token before it, so activations grow with the
-length of the sequence. Each rank keeps the queries of its own tokens. Keys and values of all
-tokens come by: in each of k steps a rank works on the keys and values that it has, while they are
-on their way to the next rank::
+Attention over a split sequence: attention looks from every token at every token before it, so
+activations grow with the length of the sequence. Each rank keeps the queries of its own tokens.
+Keys and values of all tokens come by: in each of k steps a rank works on the keys and values that
+it has, while they are on their way to the next rank::
 
     step    0     1     2     3
     rank 0  kv 0  kv 3  kv 2  kv 1
