@@ -169,8 +169,8 @@ def test_ranks_that_share_cores_add_as_much_slower(
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """CPU tensors are taken for CUDA tensors; returns how often streams were waited for."""
     settled: list[str] = []
-    monkeypatch.setattr(agreement, "_is_gpu", lambda device: True)
-    monkeypatch.setattr(agreement, "settle", lambda devices: settled.extend(map(str, devices)))
+    monkeypatch.setattr(message_costs, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(message_costs, "settle", lambda devices: settled.extend(map(str, devices)))
     return settled
 
 
@@ -286,8 +286,8 @@ def test_each_further_message_costs_its_part_of_what_several_take_longer(
     def crowded_s(exchange: Any, distances: Any, nbytes: int, most: int, number: int = 1) -> float:
         return 3e-4 + (number - 1) * crowded_further_s
 
-    monkeypatch.setattr(agreement, "_message_s", message_s)
-    monkeypatch.setattr(agreement, "_crowded_s", crowded_s)
+    monkeypatch.setattr(message_costs, "_message_s", message_s)
+    monkeypatch.setattr(message_costs, "_crowded_s", crowded_s)
     cases = ((2e-3, overhead_s), (4e-6, min(overhead_s, 4e-6 / 1.5)))
     for crowded_further_s, expected_s in cases:  # noqa: B007  # read above
         (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0, cores=2))
@@ -304,14 +304,14 @@ def test_a_byte_costs_its_part_of_what_long_messages_take_longer(
     def crowded_s(exchange: Any, distances: Any, nbytes: int, most: int, number: int = 1) -> float:
         return 5e-4 if nbytes == 8 else 5e-4 + 4e-9 * nbytes * number
 
-    monkeypatch.setattr(agreement, "_message_s", message_s)
-    monkeypatch.setattr(agreement, "_crowded_s", crowded_s)
-    monkeypatch.setattr(agreement, "_adding", lambda device, crowd: (1e-10, 2e-10))
+    monkeypatch.setattr(message_costs, "_message_s", message_s)
+    monkeypatch.setattr(message_costs, "_crowded_s", crowded_s)
+    monkeypatch.setattr(message_costs, "_adding", lambda device, crowd: (1e-10, 2e-10))
     (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
     assert found.beta_s_per_byte == pytest.approx(1e-9)
     assert found.crowded_beta_s_per_byte == pytest.approx(4e-9)
     assert (found.gamma_s_per_byte, found.crowded_gamma_s_per_byte) == (1e-10, 2e-10)
-    monkeypatch.setattr(agreement, "_adding", lambda device, crowd: (2e-9, 5e-9))
+    monkeypatch.setattr(message_costs, "_adding", lambda device, crowd: (2e-9, 5e-9))
     (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
     assert found.beta_s_per_byte == 2e-9, "a message reads and writes each byte, as adding does"
     assert found.crowded_beta_s_per_byte == pytest.approx(4e-9)
@@ -335,7 +335,7 @@ def test_the_quicker_way_of_a_long_message(
         is_read = exchange.transport.direct_from <= nbytes
         return 1e-4 if is_read == (nbytes >> 10 in kibibytes) else 2e-4
 
-    monkeypatch.setattr(agreement, "_swap_s", swap_s)
+    monkeypatch.setattr(message_costs, "_swap_s", swap_s)
     found = on_ranks(3, lambda rank, t, s: measure(TwoWays(t.hub, rank), 30.0))
     never = 512 not in kibibytes  # a byte more than the longest that was copied sooner
     assert {one.direct_from for one in found} == {(expected << 10) + never}
@@ -368,7 +368,7 @@ def test_slices_are_as_long_as_is_quickest(
         of_slices = {2 << 20: whole_s, 512 << 10: 1.0, 256 << 10: half_s}.get(nbytes, 1.0)
         return 1.0 / of_slices if exchange.rank else of_slices
 
-    monkeypatch.setattr(agreement, "_swap_s", swap_s)
+    monkeypatch.setattr(message_costs, "_swap_s", swap_s)
     found = on_ranks(3, lambda rank, t, s: measure(InSlices(t.hub, rank), 30.0))
     assert {one.slice_bytes for one in found} == {expected << 10}
     for costs in found:
