@@ -390,7 +390,7 @@ def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:
 
 
 def _registered(collective: str, topology: Topology) -> Iterator[_Candidate]:
-    """The registered algorithms, in rank order and in near order, and hierarchies over the hosts."""
+    """The registered algorithms, in rank order and in near order, and hierarchies over hosts."""
     world_size = topology.world_size
     order = near_order(topology, _NEAR_NBYTES)
     in_order = "" if order == tuple(range(world_size)) else f"~{order_in_text(order)}"

@@ -260,8 +260,8 @@ def _check_work(method: str, world_size: int, num_hops: int, chunks: int) -> Non
         dense = num_hops > 8 * world_size  # hops then grow with the square of the ranks
         ranks = int(world_size * (most / work) ** (1 / (3 if dense else 2)))
         raise TooLargeError(
-            f"the search {method!r} on {world_size} ranks with {num_hops} hops or more, and {chunks} "
-            f"chunks, is too large; about {max(2, ranks)} ranks would do",
+            f"the search {method!r} on {world_size} ranks with {num_hops} hops or more, and "
+            f"{chunks} chunks, is too large; about {max(2, ranks)} ranks would do",
             most=most,
         )
 
