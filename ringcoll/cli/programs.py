@@ -54,16 +54,19 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
     if not Path(script).is_file():
         raise click.BadParameter(f"File {script!r} does not exist.", param_hint="'SCRIPT'")
     store = served()
-    shared = os.environ | {
-        "WORLD_SIZE": f"{world_size}",
-        "LOCAL_WORLD_SIZE": f"{world_size}",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": f"{store.port}",
-        # torch's words for a store that the launcher holds, so that rank 0 serves none
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
+    shared = (
+        {"GLOO_SOCKET_IFNAME": "lo"}
+        | os.environ
+        | {
+            "WORLD_SIZE": f"{world_size}",
+            "LOCAL_WORLD_SIZE": f"{world_size}",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": f"{store.port}",
+            # torch's words for a store that the launcher holds, so that rank 0 serves none
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+    )
     lost: list[OSError] = []  # why what the ranks print cannot be written
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ranks: list[subprocess.Popen[str]] = []

@@ -215,7 +215,7 @@ def test_a_process_of_another_host_that_ends_is_seen(own_lines):
         watched = Lives(store, 0, 3)
         watched.tell()  # which makes the line
         assert watched.ended() == set()
-        assert own_lines._line(server.getsockname()).is_there
+        assert own_lines._line(server.getsockname()).connections
     deadline = time.monotonic() + 10
     while watched.ended() != {1}:
         assert time.monotonic() < deadline
