@@ -44,7 +44,7 @@ test: lint player/node_modules/.package-lock.json ## Lint, type check, then all 
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: lint ## Lint, types, and the tests that start no processes and are not slow
-	@$(BIN)/python -m pytest -n auto -m 'not processes and not slow'
+	@$(BIN)/python -m pytest -n $(WORKERS) -m 'not processes and not slow'
 
 # With the Pythons that are on PATH; a CUDA build of torch takes 6 GB, one at a time.
 VERSIONS_TESTS ?=

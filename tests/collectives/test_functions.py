@@ -401,6 +401,7 @@ def test_averages_of_large_numbers_do_not_overflow(dtype: torch.dtype):
         run_threads(main, world_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wire_dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 )

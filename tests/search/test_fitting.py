@@ -141,6 +141,7 @@ def test_an_order_of_few_ranks_is_the_best_of_all() -> None:
 # --- Fits -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "collective, name",
     [
