@@ -61,7 +61,7 @@ format: $(VENV)/.installed-dev ## Put the code into the standard format
 	@$(BIN)/ruff format
 
 # A sample takes an hour or more of one core, all of them a day; of one file: MUTANTS_FLAGS="--files summary".
-mutants: $(VENV)/.installed-mutants ## Do tests fail if the library is wrong? 40 changes a file; all: MUTANTS=all
+mutants: $(VENV)/.installed-mutants ## Do tests fail if the library is wrong? 50 changes a file; all: MUTANTS=all
 	@$(BIN)/python -m tests.mutants --mutants '$(MUTANTS)' $(MUTANTS_FLAGS)
 
 bench: $(VENV)/.installed-plot ## The all-reduce benchmark, in the layout of nccl-tests

@@ -338,7 +338,7 @@ def section(algorithm: Algorithm, rules: Contract) -> Iterator[str]:
     if algorithm.pipelined:
         yield "In segments, on 8 ranks:"
         yield segments(algorithm)
-    if found := sources(program_doc, module_doc):
+    if found := sources(program_doc) or sources(module_doc):  # a file may hold several families
         yield f"Source: {' '.join(found)}"
 
 

@@ -23,7 +23,6 @@ def repeated(package: Path) -> dict[str, list[str]]:
     return {name: where for name, where in places.items() if len(where) > 1}
 
 
-@pytest.mark.slow
 def test_a_class_name_occurs_once() -> None:
     assert repeated(PACKAGE) == {}, "rename all but one"
 

@@ -76,13 +76,13 @@ ONLY = {
     },
     "subprocess": {"cli/doctor", "cli/programs", "launch/mpiexec"},
     "socket": {
-        *("machine/stores", "launch/threads", "transport/gloo", "resilient/membership"),
+        *("machine/stores", "launch/plain_groups", "transport/gloo", "resilient/membership"),
         *("bench/measure", "launch/mpiexec"),  # the host's name; a free port
         *("watch/flight_report", "machine/lines"),
         "machine/facts",  # the way to another host, on which nothing is sent
     },
     "*.create_server": {"machine/stores", "machine/lines"},
-    "*.TCPStore()": {"machine/stores", "launch/processes", "launch/threads", "resilient/membership"},
+    "*.TCPStore()": {"machine/stores", "launch/processes", "launch/plain_groups", "resilient/membership"},
     "secrets": {"resilient/membership"},  # a name, and no password
     # files
     "*.write_bytes": {"machine/files"},
@@ -96,7 +96,7 @@ ONLY = {
     # what reads text that was written elsewhere
     "json.load*": {
         *("machine/stores", "tracing/recorder"),  # tests/test_parsers.py tries them
-        *("training/model_on_ranks", "launch/threads", "bench/peers"),
+        *("training/model_on_ranks", "launch/plain_groups", "bench/peers"),
         "bench/mpi_peer",  # the command line on which its own program starts it
         *("watch/flight_report", "formats/documents", "resilient/membership"),
         "simulation/measured",  # tests/simulation/test_measured.py tries it

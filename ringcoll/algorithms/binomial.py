@@ -286,7 +286,7 @@ def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Progr
     root, which has everything, takes no part in the receiving.
 
     Source: M. Barnett et al., "Interprocessor collective communication library
-    (InterCom)", 1994; MPICH for long messages.
+    (InterCom)", 1994; MPICH for long messages; R. Thakur et al., IJHPCA 19 (2005).
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(scatter_all_gather_broadcast, 4))
@@ -320,7 +320,7 @@ def reduce_scatter_gather_reduce(rank: int, world_size: int, root: int) -> Progr
     ceil(lg k) + k - 1 steps, 2(k - 1)/k of the vector on the busiest path.
 
     Source: R. Rabenseifner, ICCS 2004, with the ring in place of halving so that
-    any number of ranks will do.
+    any number of ranks will do; R. Thakur et al., IJHPCA 19 (2005).
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(reduce_scatter_gather_reduce, 4))

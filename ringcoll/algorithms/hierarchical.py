@@ -313,7 +313,9 @@ def torus_ring_all_reduce(rank: int, world_size: int) -> Program:
     rows), where the ring has 2(ab - 1), and 2(ab - 1)/ab of the vector sent by each rank, the lower
     bound. A prime number of ranks has one row, which is a ring.
 
-    Source: C. Ying et al., "Image classification at supercomputer scale", arXiv 1811.06992.
+    Source: C. Ying et al., "Image classification at supercomputer scale", arXiv 1811.06992; H.
+    Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", arXiv
+    1811.05233.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(torus_ring_all_reduce, 4))

@@ -231,7 +231,9 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
     rank, the lower bound. For other k, with p the power of two below: two steps
     and twice the vector more, and p in place of k. Operands stay in rank order.
 
-    Source: R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
+    Source: R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. R.
+    Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in
+    MPICH", IJHPCA 19 (2005).
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(rabenseifner_all_reduce, 4))

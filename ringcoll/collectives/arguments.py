@@ -22,6 +22,7 @@ from torch import Tensor
 from ringcoll.algorithms import Algorithm, algorithms, find
 from ringcoll.collectives.groups import as_group, communicator, group_rank, refused
 from ringcoll.cost import AUTO, Rule, segment_bytes_of
+from ringcoll.errors import ArgumentError
 from ringcoll.group import Communicator
 from ringcoll.machine import (
     as_algorithm,
@@ -76,8 +77,8 @@ def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
             raise refused("not a list", argument, "a list", type(items), rank) from None
         length = len(columns[0])
         if not length or len(columns[-1]) != length:
-            lengths = length or "at least 1", len(columns[-1])
-            raise refused("has the wrong length", argument, *lengths, rank)
+            expected = length or "at least 1"
+            raise refused("has the wrong length", argument, expected, len(columns[-1]), rank)
     return list(zip(*columns, strict=True))
 
 
@@ -136,14 +137,14 @@ class Arguments:
         self.root = 0
         self.reduction: Reduction | None = None
         self.engine: Engine = TORCH
-        is_size = isinstance(segment_bytes, Integral) and self.segment_bytes >= 1
-        is_ok = segment_bytes is None or is_size
-        self._require(is_ok, "must be positive", "segment_bytes", "an int > 0", segment_bytes)
-        is_ok, expected = (
-            isinstance(algorithm, str | Schedule),
-            "a name, a file, rules or a Schedule",
-        )
-        self._require(is_ok, "not an algorithm", "algorithm", expected, algorithm)
+        if segment_bytes is not None and (
+            not isinstance(segment_bytes, Integral) or segment_bytes < 1
+        ):
+            raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
+        if not isinstance(algorithm, str | Schedule):
+            raise self._refuse(
+                "not an algorithm", "algorithm", "a name, a file, rules or a Schedule", algorithm
+            )
         self.algorithm = asked = as_algorithm(algorithm)
         self._file = "" if asked is algorithm else str(algorithm)
         self._rules: tuple[Rule, ...] = ()
@@ -168,55 +169,61 @@ class Arguments:
         """Whether this rank is the root."""
         return self.rank == self.root
 
-    def _require(
-        self, is_ok: object, message: str, argument: str, expected: object, got: object
-    ) -> None:
-        """Raise an error about an argument, unless the argument is acceptable."""
-        if not is_ok:
-            raise refused(message, argument, expected, got, self.rank)
+    def _refuse(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
+        return refused(message, argument, expected, got, self.rank)
 
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
-        is_ok, expected = len(tensors) > 0, "at least one tensor"
-        self._require(is_ok, "must not be empty", self._names[0], expected, "none")
+        if not tensors:
+            raise self._refuse("must not be empty", self._names[0], "at least one tensor", "none")
         first = tensors[0]
         check_dtype(first.dtype, self.rank, self._names[0])
         for number, tensor in enumerate(tensors):
             name = self._names[min(number, len(self._names) - 1)]
-            dtype, device = tensor.dtype, tensor.device
-            is_ok, message = (
-                not tensor.is_neg() or _negates(dtype),
-                "torch cannot negate this dtype",
-            )
-            self._require(is_ok, message, name, "no negative view", dtype)
-            is_ok, message = dtype is first.dtype, "all tensors of a call must have one dtype"
-            self._require(is_ok, message, name, first.dtype, dtype)
-            is_ok, message = device == first.device, "all tensors of a call must be on one device"
-            self._require(is_ok, message, name, first.device, device)
+            if tensor.is_neg() and not _negates(tensor.dtype):
+                raise self._refuse(
+                    "torch cannot negate this dtype", name, "no negative view", tensor.dtype
+                )
+            if tensor is first:
+                continue
+            if tensor.dtype is not first.dtype:
+                raise self._refuse(
+                    "all tensors of a call must have one dtype", name, first.dtype, tensor.dtype
+                )
+            if tensor.device != first.device:
+                raise self._refuse(
+                    "all tensors of a call must be on one device", name, first.device, tensor.device
+                )
 
     def like(self, tensor: Tensor, other: Tensor, argument: str) -> None:
         """Check that two tensors have the same shape."""
-        is_ok, shapes = tensor.shape == other.shape, (tuple(other.shape), tuple(tensor.shape))
-        self._require(is_ok, "has another shape", argument, *shapes)
+        if tensor.shape != other.shape:
+            raise self._refuse(
+                "has another shape", argument, tuple(other.shape), tuple(tensor.shape)
+            )
 
     def same_numel(self, tensor: Tensor, numel: int, argument: str) -> None:
         """Check the number of elements of a tensor."""
-        is_ok, message = tensor.numel() == numel, "has the wrong number of elements"
-        self._require(is_ok, message, argument, numel, tensor.numel())
+        if tensor.numel() != numel:
+            raise self._refuse("has the wrong number of elements", argument, numel, tensor.numel())
 
     def one_a_rank(self, tensors: Sequence[Tensor], kind: type, argument: str) -> None:
         """Check that there is a list, of the given type, with one tensor for each rank."""
-        is_list, message = issubclass(kind, list | tuple), "must hold one tensor for each rank"
-        got = len(tensors) if is_list else kind
-        expected = f"{self.world_size} tensors"
-        self._require(got == self.world_size, message, argument, expected, got)
+        is_list = issubclass(kind, list | tuple)
+        if not is_list or len(tensors) != self.world_size:
+            got = len(tensors) if is_list else kind
+            raise self._refuse(
+                "must hold one tensor for each rank", argument, f"{self.world_size} tensors", got
+            )
 
     def list_at_root(
         self, tensors: Sequence[Tensor], kind: type, like: Tensor, argument: str
     ) -> None:
         """Check a list that only the root gives."""
         if not self.is_root:
-            message, got = f"only rank {self.root} gives it", f"{len(tensors)} tensors"
-            self._require(not tensors, message, argument, "None", got)
+            if tensors:
+                raise self._refuse(
+                    f"only rank {self.root} gives it", argument, "None", f"{len(tensors)} tensors"
+                )
             return
         self.one_a_rank(tensors, kind, argument)
         for tensor in tensors:
@@ -224,20 +231,27 @@ class Arguments:
 
     def split(self, tensor: Tensor, sizes: Any, side: str) -> list[int]:
         """Elements of each rank's piece of a tensor."""
-        argument, k = f"{side}_split_sizes", self.world_size
+        argument = f"{side}_split_sizes"
         try:
             sizes = [] if sizes is None else [index(size) for size in sizes]
         except (RuntimeError, TypeError):
-            message = "not a list of sizes"
-            raise refused(message, argument, "a list of int", sizes, self.rank) from None
+            raise self._refuse("not a list of sizes", argument, "a list of int", sizes) from None
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
-            message, expected = "does not divide evenly among the ranks", f"a multiple of {k} rows"
-            self._require(rows % k == 0, message, side, expected, rows)
-            sizes = [rows // k] * k
-        is_ok, message = len(sizes) == k and min(sizes) >= 0, "must hold one size for each rank"
-        self._require(is_ok, message, argument, f"{k} sizes", sizes)
-        self._require(sum(sizes) == rows, "must add up to the rows", argument, rows, sum(sizes))
+            if rows % self.world_size:
+                raise self._refuse(
+                    "does not divide evenly among the ranks",
+                    side,
+                    f"a multiple of {self.world_size} rows",
+                    rows,
+                )
+            sizes = [rows // self.world_size] * self.world_size
+        if len(sizes) != self.world_size or min(sizes) < 0:
+            raise self._refuse(
+                "must hold one size for each rank", argument, f"{self.world_size} sizes", sizes
+            )
+        if sum(sizes) != rows:
+            raise self._refuse("must add up to the rows", argument, rows, sum(sizes))
         row = tensor.numel() // rows if rows else 0
         return [size * row for size in sizes]
 
@@ -254,22 +268,22 @@ class Arguments:
         )
         order, rules, name = self.reduction.order, self.contract, self.reduction.operator.name
         has_order = self._entry or any(e.order >= order for e in algorithms(rules.collective))
-        is_ok = has_order and not (rules.is_prefix and name == "avg")
-        message = f"there is no {rules.collective} for it in {order}"
-        self._require(is_ok, message, "op", "another operator", self.reduction.name)
+        if not has_order or (rules.is_prefix and name == "avg"):
+            message = f"there is no {rules.collective} for it in {order}"
+            raise self._refuse(message, "op", "another operator", self.reduction.name)
         factor = self.reduction.operator.factor
-        if isinstance(factor, Tensor):
+        if isinstance(factor, Tensor) and factor.device not in (self.device, _CPU):
             message = "the factor of PREMUL_SUM must be with the tensors, or on the CPU"
-            is_ok = factor.device in (self.device, _CPU)
-            self._require(is_ok, message, "op", self.device, factor.device)
+            raise self._refuse(message, "op", self.device, factor.device)
         if self.device.type == "cuda" and not self.contract.at_least_once:
             self.engine = gpu.engine(settings.reduction(), self.device)
 
     def exchange_lengths(self, outgoing: list[int], incoming: list[int]) -> dict[int, int]:
         """(block, numel) of each ordered pair of ranks, as far as this rank knows them."""
-        world_size, own = self.world_size, (outgoing[self.rank], incoming[self.rank])
-        message = "what this rank sends to itself has two lengths"
-        self._require(own[0] == own[1], message, "output", *own)
+        world_size, sent, received = self.world_size, outgoing[self.rank], incoming[self.rank]
+        if sent != received:
+            message = "what this rank sends to itself has two lengths"
+            raise self._refuse(message, "output", sent, received)
         is_equal = len({*outgoing, *incoming}) == 1
         if is_equal and self._entry is not None and needs_equal_blocks(self._entry):
             return dict.fromkeys(range(world_size * world_size), outgoing[0])

@@ -204,9 +204,9 @@ def together(group: Any, calls: Sequence[Call]) -> Work | None:
     first, *following = calls
     for call in following:
         if call.operation.device != first.operation.device:
-            devices = first.operation.device, call.operation.device
+            expected, got = first.operation.device, call.operation.device
             message = "all tensors of a call must be on one device"
-            raise refused(message, "tensors", *devices, first.member.rank)
+            raise refused(message, "tensors", expected, got, first.member.rank)
     each = [chain([(call.operation, call.tensors)], call.following) for call in calls]
     parts = islice(chain.from_iterable(each), 1, None)
     # Parts of a sparse call are known only when those before them are done.
@@ -262,8 +262,8 @@ def collective(function: Callable[P, Work | None]) -> Collective[P]:
         bound.arguments["group"] = Deferred(group, prepared=True)
         call = cast("Call", function(*bound.args, **bound.kwargs))
         if not isinstance(call.following, Sequence):
-            kinds = "a dense tensor", "a sparse one"
-            raise refused("cannot be prepared", "tensor", *kinds, as_group(group).rank())
+            rank = as_group(group).rank()
+            raise refused("cannot be prepared", "tensor", "a dense tensor", "a sparse one", rank)
         return call
 
     function.plan = plan  # type: ignore[attr-defined]  # functions take attributes

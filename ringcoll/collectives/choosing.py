@@ -15,6 +15,7 @@ from ringcoll.algorithms import find, required
 from ringcoll.collectives.functions import ReduceOptions, barrier
 from ringcoll.collectives.groups import as_group, communicator, members_of, refused
 from ringcoll.cost import Choice, Prediction, Table, built_in, choose, segment_bytes_of, under_rules
+from ringcoll.group import probe as measure_pairs
 from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, seconds_of, settings, tuning
 from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule import OperandOrder, Schedule, contract
@@ -247,13 +248,11 @@ def _expected_table(
 
 def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
     """What `probe` measures, as numbers of pairs of ranks."""
-    from ringcoll.group import probe as measure  # not above: every program imports this module
-
     budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
     barrier(group)  # ranks may come as late as to any operation
     in_turn = partial(member.in_turn, name="probe")
     limit_s = min(_LIMIT_S, member.timeout_s)
-    between_ranks = measure(member.transport, budget_s, limit_s, in_turn)
+    between_ranks = measure_pairs(member.transport, budget_s, limit_s, in_turn)
     assert member.table is not None
     return replace(between_ranks, rank_costs=member.table.parameters.of_rank)
 

@@ -193,8 +193,8 @@ def _fused(
 def _all_reduce_packed(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
-    op, *how, wire_dtype, reproducible = options
-    call = Arguments("all_reduce", group, tensors, *how, names=("tensors",))
+    op, algorithm, segment_bytes, wire_dtype, reproducible = options
+    call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes, names=("tensors",))
     call.reduces(op, wire_dtype, reproducible)
     lengths = [sum(tensor.numel() for tensor in tensors)]
     return call.operation((), (), lengths, is_packed=True, prepared=prepared)
@@ -361,8 +361,8 @@ def exscan(
 
 
 def _broadcast(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    *how, src, group_src = options
-    call = Arguments("broadcast", group, tensors, *how)
+    algorithm, segment_bytes, src, group_src = options
+    call = Arguments("broadcast", group, tensors, algorithm, segment_bytes)
     inputs = (0,) if call.rooted(src, group_src, "src") else ()
     return call.operation(inputs, (0,), [tensors[0].numel()], prepared=prepared)
 
@@ -408,8 +408,10 @@ def broadcast(
 
 
 def _all_gather(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    *how, kind = options
-    call = Arguments("all_gather", group, tensors, *how, names=("tensor", "tensor_list"))
+    algorithm, segment_bytes, kind = options
+    call = Arguments(
+        "all_gather", group, tensors, algorithm, segment_bytes, names=("tensor", "tensor_list")
+    )
     call.one_a_rank(tensors[1:], kind, "tensor_list")
     lengths = [tensor.numel() for tensor in tensors[1:]]
     call.same_numel(tensors[0], lengths[call.rank], "tensor")
@@ -583,8 +585,10 @@ def _list_at_root(
     name: str, group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
     """A gather into the root's list of tensors, or a scatter from it."""
-    *how, root, group_root, kind = options
-    call = Arguments(name, group, tensors, *how, names=("tensor", f"{name}_list"))
+    algorithm, segment_bytes, root, group_root, kind = options
+    call = Arguments(
+        name, group, tensors, algorithm, segment_bytes, names=("tensor", f"{name}_list")
+    )
     call.rooted(root, group_root, "dst" if name == "gather" else "src")
     call.list_at_root(tensors[1:], kind, tensors[0], f"{name}_list")
     lengths, listed = [tensors[0].numel()] * call.world_size, range(1, len(tensors))
@@ -687,8 +691,10 @@ def scatter(
 
 
 def _reduce_scatter(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    op, *how, wire_dtype, reproducible, kind = options
-    call = Arguments("reduce_scatter", group, tensors, *how, names=("output", "input_list"))
+    op, algorithm, segment_bytes, wire_dtype, reproducible, kind = options
+    call = Arguments(
+        "reduce_scatter", group, tensors, algorithm, segment_bytes, names=("output", "input_list")
+    )
     call.one_a_rank(tensors[1:], kind, "input_list")
     lengths = [tensor.numel() for tensor in tensors[1:]]
     call.same_numel(tensors[0], lengths[call.rank], "output")
@@ -741,8 +747,10 @@ def reduce_scatter(
 def _reduce_scatter_single(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
-    op, *how, wire_dtype, reproducible = options
-    call = Arguments("reduce_scatter", group, tensors, *how, names=("output", "input"))
+    op, algorithm, segment_bytes, wire_dtype, reproducible = options
+    call = Arguments(
+        "reduce_scatter", group, tensors, algorithm, segment_bytes, names=("output", "input")
+    )
     numel = tensors[0].numel()
     call.same_numel(tensors[1], call.world_size * numel, "input")
     call.reduces(op, wire_dtype, reproducible)

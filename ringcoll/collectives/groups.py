@@ -55,7 +55,7 @@ _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 def refused(
     message: str, argument: str, expected: object, got: object, rank: int | None = None
 ) -> ArgumentError:
-    """An error about an argument."""
+    """An `ArgumentError`, of its parts in the order in which it says them."""
     return ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
 
 
@@ -127,7 +127,8 @@ class OwnGroup:
         # As bytes: torch cannot copy every dtype. `data` has its own version, as in torch's
         # receives.
         messages = [Message(whole(peer), tensor.data.view(-1).view(torch.uint8), own)]
-        (handle,) = member.transport.post(*((messages, []) if is_receive else ([], messages)))
+        receives, sends = (messages, []) if is_receive else ([], messages)
+        (handle,) = member.transport.post(receives, sends)
         work = MessageWork(member, handle, tensor)
         messages_in_flight[work] = None
         return work

@@ -48,7 +48,7 @@ from ringcoll.errors import (
     TransportError,
     TuningFileError,
 )
-from ringcoll.group.message_costs import CPU, measure
+from ringcoll.group.message_costs import CPU, measure, probe
 from ringcoll.machine import appears, as_json, cores, not_of_a_rank, read_json, settings, tuning
 from ringcoll.schedule import contract
 from ringcoll.transport import Handle, Message, Transport, costs_of, names
@@ -277,8 +277,6 @@ def refit(
     ``by_itself``: nobody has asked for it. Then the table stays as it is where no link has become
     slower, and short data have no fit of their own.
     """
-    from ringcoll.group.message_costs import probe  # not before: every group comes by this module
-
     notes = Notes(transport, store, limit_s)
     costs = table.parameters.of_rank
     measured = replace(probe(transport, budget_s, limit_s), rank_costs=costs)

@@ -43,14 +43,17 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ringcoll.cost import Parameters
 from ringcoll.errors import CollectiveTimeoutError
-from ringcoll.simulation import Measurements, Pair, Sample, Trial, trials
 from ringcoll.transport import Handle, Message, Transport, settle
+
+if TYPE_CHECKING:  # every group imports this module, and `probe` alone needs these
+    from ringcoll.simulation import Measurements, Pair, Sample, Trial
 
 _TAG = 0x7E57C057  # of 31 bits; nothing else is under way meanwhile
 _SHORT, _LONG = 8, 1 << 20  # bytes
@@ -411,6 +414,8 @@ class _Prober:
 
     def trial(self, trial: Trial) -> dict[Pair, Sample]:
         """Take part in a trial, and return the numbers of all its pairs."""
+        from ringcoll.simulation import Sample
+
         own = Sample(0.0)
         for source, target in trial.pairs:
             if self.rank == source:
@@ -485,6 +490,8 @@ def probe(
     Each message has the time limit; the measurement takes about ``budget_s``. ``in_turn`` calls the
     function of each trial. Errors are those of `ringcoll.probe`.
     """
+    from ringcoll.simulation import trials
+
     prober, plan = _Prober(transport, limit_s), trials(transport.hosts, budget_s)
     numbers: list[dict[Pair, Sample] | None] = [None]
 

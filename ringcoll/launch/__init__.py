@@ -1,10 +1,10 @@
 """Ways to start ranks: as threads, as processes of this machine, by ``mpiexec``.
 
-===========  ==========================================================
-`threads`    groups of threads of this process, and of the ranks of an MPI program
-`processes`  a pool of processes that run functions, and what travels to them and back
-`mpiexec`    MPI programs, started and watched; and ranks that a launcher has started
-===========  ==========================================================
+==============  ==========================================================
+`plain_groups`  groups without torch's: of threads of this process, and of ranks of MPI
+`processes`     a pool of processes that run functions, and what travels to them and back
+`mpiexec`       MPI programs, started and watched; and ranks that a launcher has started
+==============  ==========================================================
 """
 
 import lazy_loader

@@ -1,5 +1,9 @@
 from . import mpiexec as mpiexec
 from .mpiexec import adopt_ranks as adopt_ranks
+from .plain_groups import LocalGroup as LocalGroup
+from .plain_groups import MpiGroup as MpiGroup
+from .plain_groups import mpi_group as mpi_group
+from .plain_groups import run_threads as run_threads
 from .processes import PRELOADED as PRELOADED
 from .processes import RankError as RankError
 from .processes import Ranks as Ranks
@@ -8,7 +12,3 @@ from .processes import pickled as pickled
 from .processes import rendezvous as rendezvous
 from .processes import report as report
 from .processes import reports_to as reports_to
-from .threads import LocalGroup as LocalGroup
-from .threads import MpiGroup as MpiGroup
-from .threads import mpi_group as mpi_group
-from .threads import run_threads as run_threads

@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.transport import mpi_library
 
 _GRACE_S = 10.0  # between asking mpiexec to end its ranks and killing it
 
@@ -177,6 +176,8 @@ def _number(name: str) -> int:
 
 
 def _place_by_mpi() -> tuple[str, int]:
+    from ringcoll.transport import mpi_library  # it imports torch
+
     library = mpi_library()
     comm = library.COMM_WORLD
     here = comm.Split_type(library.COMM_TYPE_SHARED)

@@ -103,7 +103,10 @@ def expandable_segments() -> str:
 
 
 def reduction() -> str:
-    """Name of the engine that reduces CUDA tensors: ``"cupy"``, ``"torch"``, or ``"auto"``."""
+    """Name of the engine that reduces CUDA tensors: ``"cupy"``, ``"torch"``, or ``"auto"``.
+
+    Raises `ArgumentError` for another value.
+    """
     name = os.environ.get(_REDUCTION, "") or "auto"
     if name not in ("auto", "cupy", "torch"):
         expected = "one of auto, cupy, torch"
@@ -173,7 +176,10 @@ def without_tuning() -> None:
 
 
 def verifies_messages() -> bool | None:
-    """Whether messages have checksums; ``None`` if that is left to the program."""
+    """Whether messages have checksums; ``None`` if that is left to the program.
+
+    Raises `ArgumentError` for another value than 0 and 1.
+    """
     text = os.environ.get(VERIFY_MESSAGES, "")
     if text not in ("", "0", "1"):
         raise ArgumentError("not 0 or 1", argument=VERIFY_MESSAGES, expected="0 or 1", got=text)

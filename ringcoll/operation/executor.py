@@ -118,7 +118,8 @@ def bind(
                 for number, item in enumerate(receives, num_messages)
             ]
             leaving = [
-                message(item)._replace(tensor=thin.get(item[1], view(item[1]))) for item in sends
+                send._replace(tensor=thin.get(number, send.tensor))
+                for send, (_, number, _) in zip(map(message, sends), sends, strict=True)
             ]
             thin.clear()
             num_messages += len(arriving) + len(leaving)
@@ -135,8 +136,7 @@ def bind(
             rounded = None
             if narrow is not work and index in plan.departing:
                 rounded = thin[instruction.into] = _like(into, into.numel(), wire)
-            bind_to = partial(engine.bind, reduction)
-            run = partial(bind_to, [into], world_size=finished, narrow=rounded)
+            run = partial(engine.bind, reduction, [into], world_size=finished, narrow=rounded)
             if index not in lent:
                 program.append(run(sources))
                 continue
@@ -150,8 +150,11 @@ def bind(
                     at_places.append(run([*sources]))
                 program.append(partial(_at_place, exchange, at_places))
             else:
-                how = bind_to, into, sources, finished, rounded
-                program.append(Reading(numbers, _Borrower(transport, positions, *how)))
+                bind = partial(engine.bind, reduction)
+                borrower = _Borrower(
+                    transport, positions, bind, into, sources, finished=finished, rounded=rounded
+                )
+                program.append(Reading(numbers, borrower))
         else:
             program.append(partial(view(instruction.into).copy_, view(instruction.source)))
     return program

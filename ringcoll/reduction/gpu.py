@@ -34,7 +34,7 @@ from ringcoll.reduction.operators import OPERATORS, SIGNED_TWIN, Reduction
 MOST_SOURCES = 16
 """Largest number of operands of a launch, which holds all of them in registers at once."""
 
-# Of the compiler. Without fused multiply-add, results are those of a CPU bit for bit.
+# Options of the compiler. Without fused multiply-add, results are those of a CPU bit for bit.
 OPTIONS = ("--std=c++17", "--fmad=false")
 
 # Number of accesses under way in a thread. Reckoned, not measured: 4.8 TB/s (the data sheet of an

@@ -168,8 +168,8 @@ def operator_named(text: str) -> str | None:
 
     Examples
     --------
-    >>> [operator_named(text) for text in ("PRODUCT", "MPI_PROD", "ncclProd", "ReduceOp.SUM")]
-    ['product', 'product', 'product', 'sum']
+    >>> [operator_named(text) for text in ("PRODUCT", "prod", "MPI_PROD", "ncclProd", "SUM")]
+    ['product', 'product', 'product', 'product', 'sum']
     """
     word = _BEFORE_A_NAME.sub("", text.strip().lower())
     return word if word in OPERATORS.values() else OPERATORS.get(word)

@@ -18,7 +18,7 @@
 // Heads and tails are reduced element by element. If the vectors are not aligned alike, no head
 // aligns all of them; then a pack is read in shorter runs, at worst of one element, of which
 // neighbouring threads take neighbours.
-// Python chooses head and run (kernels.py), and adds a kernel that calls `reduce`.
+// Python chooses head and run (gpu.py), and adds a kernel that calls `reduce`.
 //
 // No header is included, so that any compiler can compile this file: NVRTC, nvcc, and a C++
 // compiler for tests on a machine without a GPU. The tests define what is built into CUDA.

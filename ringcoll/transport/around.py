@@ -85,6 +85,8 @@ from ringcoll.reduction import TORCH, Engine
 from ringcoll.transport import catalogue
 from ringcoll.transport.base import AroundTransport, Handle, Message, Transport
 
+_log = logging.getLogger("ringcoll")
+
 
 class _Arriving(NamedTuple):
     """A receive in the wire dtype, and the tensor to widen it into."""
@@ -151,7 +153,6 @@ PINNED_BYTES = 32 << 20
 """Pinned memory of a group, in bytes: the most, whatever its messages are."""
 _MOST_PIECES = PINNED_BYTES // SEGMENT_BYTES // 2  # 8 in each direction
 _JOIN_S = 1.0
-_log = logging.getLogger("ringcoll")
 
 
 def _pinned(nbytes: int) -> Tensor:
@@ -198,21 +199,29 @@ class Window:
     def __init__(self, nbytes: int, length: int) -> None:
         self._nbytes, self.length = nbytes, length
         self._num_pieces = 0  # they are made when they are needed
-        self.used: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._used: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def take(self) -> Tensor:
         """The piece that was used the longest time ago; wait until its last copy is done."""
-        is_free = bool(self.used) and self.used[0][1].query()  # type: ignore[no-untyped-call]
+        is_free = bool(self._used) and self._used[0][1].query()  # type: ignore[no-untyped-call]
         if self._num_pieces < self.length and not is_free:
             self._num_pieces += 1
             return _pinned(self._nbytes)
-        host, copied = self.used.popleft()
+        host, copied = self._used.popleft()
         copied.synchronize()
         return host
 
     def give(self, host: Tensor, copied: torch.cuda.Event) -> None:
         """Give a piece back that is in use until an event is complete."""
-        self.used.append((host, copied))
+        self._used.append((host, copied))
+
+    def clear(self) -> None:
+        """Let the memory go. Torch's allocator waits for copies that are still enqueued.
+
+        For copies by ``copy_`` it does (``CachingHostAllocator_recordEvent`` in
+        ``ATen/native/cuda/Copy.cu``); for copies by other means it would not.
+        """
+        self._used.clear()
 
 
 class _Piece(NamedTuple):
@@ -282,10 +291,8 @@ class StagedTransport(AroundTransport):
             self._thread.join(_JOIN_S)
         super().close()
         self._flying.clear()
-        # Torch's allocator waits for copies that are still enqueued, if they are by ``copy_``
-        # (``CachingHostAllocator_recordEvent`` in ``ATen/native/cuda/Copy.cu``).
-        self._downs.used.clear()
-        self._ups.used.clear()
+        self._downs.clear()
+        self._ups.clear()
 
     def _stop(self) -> None:
         with self._changed:
@@ -495,7 +502,9 @@ class NearTransport(Transport, Protocol):
 class PairsTransport(AroundTransport):
     """The transport ``below`` among the ranks of a host, another one between hosts.
 
-    The transport below only knows the ranks of its host, when it has met all ranks.
+    The transport below only knows the ranks of its host, when it has met all ranks. All ranks see
+    the store, and nobody else uses it. ``timeout_s`` is the time limit in seconds to make the other
+    transport.
     """
 
     def __init__(self, below: NearTransport, store: dist.Store, timeout_s: float) -> None:

@@ -39,7 +39,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -233,9 +232,9 @@ class GlooTransport(Transport):
             )
             self._group._set_default_timeout(timedelta(seconds=timeout_s))
             # One end of each of the group's connections is an address that a rank listens on.
-            self._addresses = set(
-                chain.from_iterable(_addresses_of(store, peer) for peer in range(world_size))
-            )
+            self._addresses = {
+                address for peer in range(world_size) for address in _addresses_of(store, peer)
+            }
             _wake_gently(_loops() - loops)  # by now each device's thread has its name
         except CollectiveTimeoutError:
             raise

@@ -239,7 +239,7 @@ class MpiTransport(Transport):
         self._messages, self._control, ranks_here = own
         # Other communicators may lack the attribute.
         self._largest_tag = world.Get_attr(self._mpi.TAG_UB)
-        # With more ranks than cores, a rank that spins keeps others from running.
+        # With more ranks than cores, a rank that spins keeps the awaited rank from running.
         self._spins = _SPINS if ranks_here <= cores() else 0
         self._listen()
 

@@ -67,9 +67,9 @@ _SHUTDOWN_S = 10.0  # for a group to finish what is enqueued, and its peers too
 # Distances in one group; each is a send and a receive, so half of 256 at most.
 _DISTANCES = 64
 _METHODS = (
-    *("_start_coalescing", "_end_coalescing", "eager_connect_single_device"),
-    *("send", "recv", "abort", "shutdown"),
-)
+    "_start_coalescing", "_end_coalescing", "eager_connect_single_device", "send", "recv", "abort",
+    "shutdown",
+)  # fmt: skip
 
 
 def grouped(
@@ -107,7 +107,13 @@ def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
 
 
 def check() -> None:
-    """Make sure that torch has NCCL."""
+    """Make sure that torch has NCCL.
+
+    Raises
+    ------
+    ArgumentError
+        It has not.
+    """
     if not dist.is_nccl_available():
         raise ArgumentError("this torch has no NCCL")
 
@@ -118,6 +124,11 @@ def private_group(store: dist.Store, rank: int, world_size: int, timeout: timede
     From torch 2.15 on the name ``nccl`` means another class, ``ProcessGroupNCCL2``, unless
     ``TORCH_DIST_USE_NCCL2=0``. ``ProcessGroupNCCL`` stays what it was (pytorch 192281, and the
     bindings of torch's main branch of September 2026).
+
+    Raises
+    ------
+    TransportError
+        This torch has no such class, or another class of that name.
     """
     try:
         options = dist.ProcessGroupNCCL.Options()

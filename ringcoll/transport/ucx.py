@@ -214,9 +214,9 @@ def _at(address: int, nbytes: int, kind: str) -> Any:
     """
     if kind != "cuda":
         return array_type()((ctypes.c_char * nbytes).from_address(address))
-    # Of the CUDA array interface, ucxx reads these, and `strides`.
-    shape = {"data": (address, False), "typestr": "|u1", "shape": (nbytes,), "version": 3}
-    return array_type()(SimpleNamespace(__cuda_array_interface__=shape))
+    # As bytes, whatever the dtype. Of the interface, ucxx reads these, and `strides`.
+    interface = {"data": (address, False), "typestr": "|u1", "shape": (nbytes,), "version": 3}
+    return array_type()(SimpleNamespace(__cuda_array_interface__=interface))
 
 
 def buffer_of(tensor: Tensor) -> Any:

@@ -63,7 +63,9 @@ def test_a_python_without_simgrid_is_told() -> None:
 def test_scale(tmp_path: Path) -> None:
     path = tmp_path / "scale.json"
     command = [sys.executable, str(FOLDER / "simulation_scale.py"), "--most", "128"]
-    run_program(*command, "--json", str(path), by=ProgramWithWarmRanks).check_returncode()
+    run_program(
+        *command, "--json", str(path), by=ProgramWithWarmRanks, timeout_s=60.0
+    ).check_returncode()
     (table,) = results.read(path).tables
     assert [row[:4] for row in table.rows] == [
         ["ring", ranks, "events", ranks * 2 * (ranks - 1)] for ranks in (64, 128)

@@ -40,7 +40,8 @@ def started(
     *command
         The program and its arguments.
     by
-        What starts it; `warm.WarmProgram` takes less time.
+        What starts it; `warm.WarmProgram` takes less time. Ranks of a `warm.ProgramWithWarmRanks` are
+        not in its session, and end by themselves.
     **options
         For `subprocess.Popen`.
     """

@@ -4,6 +4,10 @@ A program is a `WarmProgram`, a `subprocess.Popen`, and a child of the process t
 that forks, one for each process that tests, does nothing else. The program runs as Python runs it, in the
 main module, and ends with all that Python does at its end; objects that the imports made are not looked at
 then (`gc.freeze`).
+
+What only a real start has: a hash seed of its own, so that sets have another order on each rank; variables
+that Python or torch read when they begin (``PYTHON...``, ``OMP_NUM_THREADS``); warnings of imports. So of each
+kind of program one is started as users start it.
 """
 
 from __future__ import annotations
@@ -68,6 +72,16 @@ class WarmProgram(subprocess.Popen[str]):
         given = inspect.signature(usual._execute_child).bind(*args).arguments
         command = list(map(os.fspath, given["args"]))
         assert command[0] == sys.executable, command
+        usual_values = {
+            "preexec_fn": None,
+            "pass_fds": (),
+            "shell": False,
+            "umask": -1,
+            "uid": None,
+            "gid": None,
+        }
+        for name, value in usual_values.items():
+            assert given[name] == value, f"{name} is not for programs that start warm"
         request = {
             "command": command[1:],
             "cwd": os.fspath(given["cwd"] or Path.cwd()),
@@ -81,13 +95,19 @@ class WarmProgram(subprocess.Popen[str]):
         try:
             files = [own if end == -1 else end for end, own in ends]
             socket.send_fds(server, [json.dumps(request).encode()], files)
-            self.pid = int(server.recv(100))
+            answer = server.recv(100)
+            assert answer, "the process that forks has ended, or cannot fork"
+            self.pid = int(answer)
         finally:
             libc.prctl(_SUBREAPER, 0)
         self._child_created = True
-        for end in {end for end, _ in ends} - {-1, given["p2cwrite"], given["c2pread"]}:
-            if end > 2:
-                os.close(end)
+        # The program's ends of pipes; a file of the caller stays open.
+        piped = {"p2cread": "p2cwrite", "c2pwrite": "c2pread", "errwrite": "errread"}
+        for end in {given[own] for own, other in piped.items() if given[other] != -1}:
+            os.close(end)
+        if (devnull := getattr(self, "_devnull", None)) is not None:
+            os.close(devnull)
+        self._closed_child_pipe_fds = True
 
 
 class ProgramWithWarmRanks(WarmProgram):
@@ -113,27 +133,28 @@ def serve(number: int, with_ranks: bool) -> dict[str, Any] | None:
         read, write = os.pipe()
         between = os.fork()  # it ends at once, so that the program becomes a child of the tests
         if between == 0:
-            pid = os.fork()
-            if pid:
-                os.write(write, str(pid).encode())
+            if os.fork():
                 os._exit(0)
+            program = dict(json.loads(data))
+            if program["session"]:
+                os.setsid()  # before anybody knows the program
+            os.write(write, str(os.getpid()).encode())
             connection.close()
             os.close(read)
             os.close(write)
             for standard, file in enumerate(files):
                 os.dup2(file, standard)
                 os.close(file)
-            return dict(json.loads(data))
+            return program
         os.waitpid(between, 0)
+        os.close(write)
         connection.send(os.read(read, 100))
-        for file in (read, write, *files):
+        for file in (read, *files):
             os.close(file)
 
 
 def run(program: dict[str, Any]) -> None:
     """Be a program, as `python` with its arguments would be."""
-    if program["session"]:
-        os.setsid()
     os.environ.clear()
     os.environ.update(program["environment"])
     os.chdir(program["cwd"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from ringcoll.testing import plugin
 from tests.cases.pages import ROOT, blocks
 
 pytestmark = pytest.mark.processes
@@ -252,3 +254,9 @@ def test_without_pytest_and_hypothesis() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'ringcoll[testing]'" in done.stdout
+
+
+def test_an_installation_names_the_plugin() -> None:
+    """Pytest loads it by this name where plugins are loaded by themselves, as they are not here."""
+    (entry,) = entry_points(group="pytest11", name="ringcoll.testing.plugin")
+    assert entry.load() is plugin

@@ -429,12 +429,15 @@ def test_a_group_is_open_while_the_program_has_functions_to_call(
     monkeypatch.setenv("RINGCOLL_TRANSPORT", transport)
     outputs = []
     store = served()
+    by: type[subprocess.Popen[Any]] = WarmProgram
+    if transport == "shared":
+        by = subprocess.Popen  # once as users start it
     with contextlib.ExitStack() as stack:
         command = [sys.executable, "-W", "error", "-m", "tests.programs.late", backend]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         ranks = [
             stack.enter_context(
-                started(*command, str(rank), str(store.port), by=WarmProgram, cwd=ROOT, **pipes)
+                started(*command, str(rank), str(store.port), by=by, cwd=ROOT, **pipes)
             )
             for rank in range(2)
         ]

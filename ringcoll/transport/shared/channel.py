@@ -87,7 +87,10 @@ class Pieces:
         self._writes = [0] * number  # how often a place was written to
 
     def write(self, source: memoryview) -> tuple[int, int]:
-        """Write a piece to the first free place, which a cache may have; return place and stamp."""
+        """Write a piece to the first free place, and return place and stamp.
+
+        That place is likely to be in a cache.
+        """
         place = next(
             place
             for place, readers in enumerate(self._readers)
@@ -444,7 +447,10 @@ class PeerChannel:
         self._acknowledge(number)
 
     def _holds(self, nbytes: int, count: int) -> bool:
-        """Whether a message may stay in its place for pieces: one is left, so that others come."""
+        """Whether a message may stay in its place for pieces.
+
+        A place is left, so that others come through.
+        """
         return count == nbytes and self._num_held < PIECES - 1
 
     def _map(self, receive: RingReceive, at: int) -> None:
@@ -544,6 +550,7 @@ class PeerChannel:
     def _slices(
         known: dict[int, list[memoryview]], memory: SharedMemory, ring: int, nbytes: int
     ) -> list[memoryview]:
+        """The memory of short messages of a length in each entry of a ring."""
         slices = known.get(nbytes)
         if slices is None:
             if len(known) >= _MOST_KNOWN:

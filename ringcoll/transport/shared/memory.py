@@ -34,6 +34,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+WORD = 8
+"""Bytes of a word."""
+DEPTH = 16
+"""Entries of a ring, a power of two."""
+ENTRY = 36 << 10
+"""Bytes of an entry, whole pages."""
+HEAD = 32
+"""Bytes at the begin of an entry: number, length and kind, address or length of a piece, tag.
+Behind them, of a mapped message: offset in its region, and the region's descriptor and identity."""
+SHORT = ENTRY - HEAD
+"""Bytes of the longest message that travels in an entry."""
+PIECE, PIECES = 512 << 10, 3
+"""Bytes of a piece of a long message, and places with pieces that a peer has not read yet."""
+EXCHANGED, PLACE = 256 << 10, 260 << 10
+"""Bytes of the longest message to all ranks, and of a place of the board, whole pages."""
+BELL, SLEEPS, STATE, EXCHANGES = 0, 8, 16, 24
+"""Numbers of the words of the control block, each on a cache line of its own."""
+_CONTROL = 256  # bytes
+AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
+"""A rank sleeps for nothing, or for a message of the peer above ``WHOM`` bits; with ``FOR_ROOM``
+also for room in a ring, or the end of a send."""
+OPEN, BROKEN, CLOSED = 0, 1, 2
+"""States of a rank's end of the group."""
+
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)  # number of the system call
 _WAIT, _WAKE = 0, 1
 _NAME = "ringcoll"  # of the memory, in /proc
@@ -242,7 +266,7 @@ class SharedMemory:
 
 
 @functools.cache
-def lacking() -> str:
+def missing_means() -> str:
     """The means to share memory that this machine lacks; empty if there is nothing."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "Linux 5.3 or later, with memfd_create and pidfd_open"
@@ -258,31 +282,6 @@ def lacking() -> str:
     except OSError as error:
         return f"a kernel that lets processes share memory and watch each other: {error}"
     return ""
-
-
-WORD = 8
-"""Bytes of a word."""
-DEPTH = 16
-"""Entries of a ring, a power of two."""
-ENTRY = 36 << 10
-"""Bytes of an entry, whole pages."""
-HEAD = 32
-"""Bytes at the begin of an entry: number, length and kind, address or length of a piece, tag.
-Behind them, of a mapped message: offset in its region, and the region's descriptor and identity."""
-SHORT = ENTRY - HEAD
-"""Bytes of the longest message that travels in an entry."""
-PIECE, PIECES = 512 << 10, 3
-"""Bytes of a piece of a long message, and places with pieces that a peer has not read yet."""
-EXCHANGED, PLACE = 256 << 10, 260 << 10
-"""Bytes of the longest message to all ranks, and of a place of the board, whole pages."""
-BELL, SLEEPS, STATE, EXCHANGES = 0, 8, 16, 24
-"""Numbers of the words of the control block, each on a cache line of its own."""
-_CONTROL = 256  # bytes
-AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
-"""A rank sleeps for nothing, or for a message of the peer above ``WHOM`` bits; with ``FOR_ROOM``
-also for room in a ring, or the end of a send."""
-OPEN, BROKEN, CLOSED = 0, 1, 2
-"""States of a rank's end of the group."""
 
 
 class SharedLayout:

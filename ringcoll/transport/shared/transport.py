@@ -83,7 +83,7 @@ from ringcoll.transport.shared.memory import (
     futex_wake,
     identity,
     is_ordered,
-    lacking,
+    missing_means,
     read_process,
     reserve,
 )
@@ -201,7 +201,7 @@ Awaited = RingSend | RingReceive | BoardReceive | PendingSends
 
 def check() -> None:
     """Make sure that the machine has what it takes."""
-    if means := lacking():
+    if means := missing_means():
         raise ArgumentError(f"the transport shared needs {means}")
 
 
@@ -294,7 +294,7 @@ class SharedTransport(Transport):
             if came % _FAILED == self.world_size:
                 store.set("all opened", str(came // _FAILED))
             keys = {peer: f"unopened/{peer}" for peer in everyone}
-            await_peers(store, rank, keys, deadline, timeout_s, given_up, "all opened")
+            await_peers(store, rank, keys, deadline, timeout_s, given_up, last_key="all opened")
             if read_text(store, "all opened") != "0":
                 why = "; ".join(filter(None, read_all(store, [*keys.values()])))
                 raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
