@@ -17,6 +17,7 @@ __all__ = [
     "GroupChangedError",
     "MismatchError",
     "MissingExtraError",
+    "NestedCallError",
     "PeerLostError",
     "RingcollError",
     "RulesError",
@@ -35,6 +36,12 @@ __all__ = [
 
 FORKED = "this process was forked off a rank; it needs a group of its own"
 """The message to a process that uses its parent's group."""
+
+NESTED = (
+    "was made within another operation of the same group (by a function for a signal, an operator, "
+    "a finalizer), which cannot go on before that function returns; make it afterwards"
+)
+"""The end of the message of a `NestedCallError`."""
 
 
 class RingcollError(Exception):
@@ -211,6 +218,10 @@ class GroupBrokenError(TransportError):
     """The group failed in an earlier operation, and is useless; ``peer`` is that of the failure."""
 
 
+class NestedCallError(RingcollError, RuntimeError):
+    """A call was made within an operation of its group that would have to be over first."""
+
+
 class GroupChangedError(RingcollError, RuntimeError):
     """Ranks of a group were lost, and a call may need other shapes or another root: call again."""
 
@@ -233,3 +244,8 @@ class TrainingError(RingcollError, RuntimeError):
 
 class TraceError(RingcollError, RuntimeError):
     """A trace could not be taken or written; the group can still be used."""
+
+
+def described(error: BaseException) -> str:
+    """The name of an error's class, and the error's text if it has one."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -31,6 +31,7 @@ EVERY = (
     errors.TuningFileError("broken", path="tuning.json"),
     errors.BackwardError("call finish()"),
     errors.CaptureError("run it once"),
+    errors.NestedCallError("make it afterwards"),
     errors.MissingExtraError("ringcoll[plot]"),
 )
 

@@ -27,10 +27,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.cost import Table
-from ringcoll.errors import FORKED, CaptureError, GroupBrokenError, RingcollError, TransportError
+from ringcoll.errors import (
+    FORKED,
+    NESTED,
+    CaptureError,
+    GroupBrokenError,
+    NestedCallError,
+    RingcollError,
+    TransportError,
+    described,
+)
 from ringcoll.group.agreement import BUDGET_S, Refits, agree, refit
 from ringcoll.group.queue import Queue, Work, Workspace
-from ringcoll.machine import answered, at_end, check_goes_on, cores, gone
+from ringcoll.machine import answered, at_end, check_goes_on, cores, gone, hears_signals
 from ringcoll.operation import Binding, BoundInstruction, Operation, Turn, drive
 from ringcoll.transport import Handle, Lane, NotYetError, Streams, Transport, capturing, with_memory
 from ringcoll.watch import (
@@ -123,16 +132,17 @@ class Call:
                 with_memory(tensor, self.member.rank)
 
 
-class _Item(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Item:
     """A call in the queue."""
 
-    number: int
     operation: Operation | Turn
     tensors: Sequence[Tensor]
     timeout_s: float
     following: Iterable[Part]
     lane: Lane | None
     work: Work
+    number: int = -1
 
 
 class _UnderWay(NamedTuple):
@@ -191,7 +201,7 @@ class Communicator:
         self.transport, self.timeout_s, self.device = transport, timeout_s, device
         self.rank, self.world_size = transport.rank, transport.world_size
         self.operations: dict[Any, Operation] = {}
-        self._remembering = threading.Lock()
+        self._remembering = threading.RLock()
         self.memory = Workspace(self._forget_memory)
         processes = Lives(lives or store, self.rank, self.world_size)
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
@@ -213,7 +223,10 @@ class Communicator:
         self._following: Iterable[Part] = ()  # further parts of the call that runs
         self._moment_s = _MOMENT_S  # for which an asynchronous call runs where it is made
         self._is_brief = False  # such a call runs
-        self._under_way: _UnderWay | None = None  # a call that was not over after its moment
+        # Ranks that are threads hear no signals; a rank without peers does not wait.
+        self._may_hear = self.world_size > 1 and not transport.shares_process
+        self._gives_way = False  # whether what runs where it is made may go on in another thread
+        self._under_way: _UnderWay | None = None  # a call that goes on in another thread
         self.state = GroupState.OPEN
         self.broken: BaseException | None = None  # the failure that has broken the group
         self._asked_to_meet = False
@@ -235,7 +248,7 @@ class Communicator:
             self.operations.pop(key, None)
             self.operations[key] = operation
             # Of an operation that has not run yet the plan comes later.
-            nbytes = sum(known.nbytes for known in self.operations.values())
+            nbytes = sum(known.nbytes for known in tuple(self.operations.values()))
             while nbytes > _MOST_REMEMBERED and len(self.operations) > 1:
                 nbytes -= self.operations.pop(next(iter(self.operations))).nbytes
 
@@ -265,100 +278,143 @@ class Communicator:
         RingcollError
             The operation failed.
         """
-        queue = self._queue
-        lane = item = None
+        queue, serving = self._queue, self._queue.serving
         if _profiler._is_profiler_enabled:  # it draws the call until this function is left
             drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
-        with queue.turn:
-            if self.state is not GroupState.OPEN:
-                self._refuse()
-            is_brief = async_op and self._runs_at_once(operation, following)
-            is_here = is_brief or not async_op
-            is_mine = is_here and not queue.items and queue.serving.acquire(False)
-            try:
+        if serving._is_owned():
+            self._check_not_within(operation.name)
+        lane = item = None
+        number = -1
+        try:
+            with queue.turn:
+                if self.state is not GroupState.OPEN:
+                    self._refuse()
+                # To wake a thread takes longer than a short operation, and the thread takes the
+                # processor, and Python's lock, from its caller.
+                is_mine = (
+                    (self._gives_way and not (following or operation.has_streams))
+                    or not (async_op or (self._may_hear and hears_signals()))
+                ) and (not queue.items and serving.acquire(False))
                 if operation.has_streams:
                     lane = self._lane_of(operation, following, is_aside=not is_mine)
-            except BaseException:
-                if is_mine:
-                    queue.serving.release()
-                raise
-            number = self.num_issued
-            self.num_issued = number + num_parts
-            if async_op or not is_mine:
-                make_work = Work if self.tracer is None else self.tracer.work
-                work = make_work(operation.name, results, queue.help)
-                item = _Item(number, operation, tensors, timeout_s, following, lane, work)
-                if is_mine:
-                    queue.num_put += 1
-                else:
-                    if self.world_size > 1:
-                        self.progress.note_site(number, num_parts)
-                    self._put(item)
+                if async_op or not is_mine:
+                    item = self._item(operation, tensors, timeout_s, following, lane, results)
+                # A function for a signal may make a call between two steps of Python that call
+                # something. Here is none: calls are in the queue in the order of their numbers.
+                number = self.num_issued
+                self.num_issued = number + num_parts
+                if item is not None:
+                    item.number = number
+                    if not is_mine:
+                        queue.items.append(item)
+            if not is_mine:
+                assert item is not None
+                self._call_thread(item, num_parts)
+            else:
+                try:
+                    if item is not None:
+                        self._begin(item)
+                    elif lane is None and not following:
+                        self._perform(number, operation, tensors, timeout_s)
+                        serving.release()
+                        return None
+                    else:
+                        self._run(number, operation, tensors, timeout_s, following, lane)
+                except NotYetError:
+                    item = item or self._item(operation, tensors, timeout_s, (), None, results)
+                    item.number = number
+                    queue.items.appendleft(item)
+                serving.release()
+                if item is not None and not item.work.done:
+                    self._call_thread(item, num_parts)
+            if item is not None and not async_op:
+                item.work.wait()
+        except BaseException as error:
+            self._check_left(error, number, item, timeout_s)
+            raise
         if item is None:
-            try:
-                if lane is None and not following:
-                    self._perform(number, operation, tensors, timeout_s)
-                else:
-                    self._run(number, operation, tensors, timeout_s, following, lane)
-            finally:
-                queue.serving.release()
             if lane is not None:
                 lane.join()
-            return None
-        if is_mine:
-            self._begin(item)
-        elif not async_op:
-            item.work.wait()
-            return None
-        queue.serve_alone()
-        return item.work
+        elif async_op:
+            queue.serve_alone()
+            return item.work
+        return None
 
-    def _runs_at_once(self, operation: Operation | Turn, following: Iterable[Part]) -> bool:
-        """Whether an asynchronous call is begun where it is made, and ends there if it is short.
+    def _check_not_within(self, name: str) -> None:
+        """Refuse a call within another one; break the group if another one has left off."""
+        if self._queue.is_within(sys._getframe(1)):
+            raise NestedCallError(f"rank {self.rank}: the call of {name} {NESTED}")
+        self._break(GroupBrokenError(f"rank {self.rank} was interrupted in an operation"))
 
-        To wake a thread takes longer than a short operation, and the thread takes the processor,
-        and Python's lock, from its caller.
+    def _check_left(
+        self, error: BaseException, number: int, item: _Item | None, timeout_s: float
+    ) -> None:
+        """End a call that has left off."""
+        serving = self._queue.serving
+        try:
+            if number >= 0:
+                self._break_off(error, timeout_s)
+        finally:
+            if serving._is_owned():
+                serving.release()
+            is_error = isinstance(error, RingcollError)
+            if item is not None and not is_error and item in self._queue.items:
+                self._queue.call_thread()
+                item.work.ends_within(_JOIN_S)  # a thread may still be using the tensors
+
+    def _break_off(self, error: BaseException, timeout_s: float) -> None:
+        """Break the group if an interrupt has come where it does not break the group by itself.
+
+        What the peers wait for will not come.
         """
-        return (
-            self.transport.waits_briefly
-            and self._has_met
-            and self._refits is None
-            and not (operation.has_streams or following or self._comparison.compares_each)
-            and isinstance(operation, Operation)
-        )
+        if self.state is GroupState.OPEN and not isinstance(error, RingcollError):
+            try:
+                self._failed(error, timeout_s)
+            finally:
+                self._break(error)
+        if self._under_way is not None:
+            self._end()
+
+    def _item(
+        self,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        following: Iterable[Part],
+        lane: Lane | None,
+        results: Sequence[Tensor],
+    ) -> _Item:
+        make_work = Work if self.tracer is None else self.tracer.work
+        work = make_work(operation.name, results, self._queue.help)
+        return _Item(operation, tensors, timeout_s, following, lane, work)
 
     def _begin(self, item: _Item) -> None:
-        """Run a call for a moment; a thread of the queue, or who waits, does what is left."""
-        queue = self._queue
+        """Run an asynchronous call where it is made, for a moment."""
         try:
             self._is_brief, self.transport.until_s = True, time.monotonic() + self._moment_s
             self._complete(item)
-        except NotYetError:
-            try:
-                self.progress.note_site(item.number, 1)
-                queue.put_back(item)
-            except BaseException as interrupt:  # nobody would ever do the rest
-                self._drop(interrupt)
-                raise
         finally:
             self._is_brief, self.transport.until_s = False, None
-            queue.serving.release()
-        error = item.work.exception()
-        if error is not None and not isinstance(error, Exception):
-            raise error  # an interrupt is for who made the call
+        if item.work.has_callbacks:
+            self._queue.call_thread(item.work)
 
-    def _put(self, item: _Item) -> None:
-        """Queue a call; run it at once, where this rank waits for nobody, or its stream waits."""
-        queue = self._queue
-        is_now = self.world_size == 1 or not self.transport.waits_on_host
-        if is_now and not queue.items and queue.serving.acquire(blocking=False):
-            queue.num_put += 1
-            try:
-                self._complete(item)
-            finally:
-                queue.serving.release()
-        else:
-            queue.put(item)
+    def _call_thread(self, item: _Item, num_parts: int) -> None:
+        """Let a thread run a call; or this one, where the rank waits for nobody, or its stream."""
+        if self.world_size > 1:
+            self.progress.note_site(item.number, num_parts)
+            if self.transport.waits_on_host:
+                self._queue.call_thread()
+                return
+        self._queue.serve(item.work)
+        if not item.work.done:  # another thread serves
+            self._queue.call_thread()
+
+    def _hears(self) -> bool:
+        """Whether the wait of an operation goes to another thread, so that signals are heard.
+
+        A function for a signal may call an operation of this group, and wait for it.
+        """
+        return self.progress.wait is not None and hears_signals()
 
     def in_turn(self, function: Callable[[], object], name: str) -> None:
         """Call a function when the operations before it are over, and none runs beside it."""
@@ -374,8 +430,11 @@ class Communicator:
     def uses(self, storages: Container[int]) -> bool:
         """Whether an operation that runs, or waits for its turn, works on one of some storages."""
         items = self._queue.items.copy()
-        is_serving, running = self._queue.serving.locked(), self._running
-        if is_serving and running is None:
+        serving, running = self._queue.serving, self._running
+        is_serving = serving._is_owned() or not serving.acquire(False)
+        if not is_serving:
+            serving.release()
+        elif running is None:
             return True  # which operation comes next is not known yet
         in_use = [running or (), *(item.tensors for item in items)]
         for following in (self._following, *(item.following for item in items)):
@@ -387,27 +446,36 @@ class Communicator:
 
     # --- running ----------------------------------------------------------------------------
 
-    def _complete(self, item: _Item) -> Work | None:
-        """Run a call of the queue; `Work.wait` raises its error."""
-        number, operation, tensors, timeout_s, following, lane, work = item
+    def _complete(self, item: _Item) -> None:
+        """Run a call of the queue; `Work.wait` raises its error, this function an interrupt."""
         error: BaseException | None = None
         try:
-            if self._under_way is not None:
-                self._go_on(number, operation, tensors, timeout_s)
-            elif self.broken is not None:
+            if self.broken is not None:
+                if self._under_way is not None:
+                    self._end()
                 self._refuse()
+            elif self._under_way is not None:
+                self._go_on(item.number, item.operation, item.tensors, item.timeout_s)
             else:
-                self._run(number, operation, tensors, timeout_s, following, lane)
+                self._run(
+                    item.number, item.operation, item.tensors, item.timeout_s, item.following,
+                    item.lane,
+                )  # fmt: skip
         except NotYetError:
             raise
         except BaseException as raised:  # noqa: BLE001  # see above
             error = raised
-            if self._under_way is not None:  # an interrupt, when the moment was over
-                self._drop(raised)
-        self._queue.num_done += 1
-        del item, tensors, following  # who waits may count on the inputs' memory being free
-        has_callbacks = work.complete(error, None if lane is None else lane.end)
-        return work if has_callbacks else None
+            self._break_off(raised, item.timeout_s)
+        item.tensors, item.following = (), ()  # who waits may count on their memory being free
+        interrupt = None
+        if not isinstance(error, Exception | None):
+            if threading.current_thread() not in self._queue.threads:
+                interrupt = error
+            text = f"rank {self.rank} was interrupted: {described(error)}"
+            error = GroupBrokenError(text)
+        item.work.complete(error, None if item.lane is None else item.lane.end)
+        if interrupt is not None:
+            raise interrupt
 
     def _run(
         self,
@@ -474,10 +542,13 @@ class Communicator:
                 binding = tracer.traced(operation, binding, tag)
             for load, index in binding.loads:
                 load(tensors[index])
-            if not self._is_brief:
-                handles = drive(binding.program, tag, binding.wait, deadline, progress)
-            else:
-                handles = self._drive_briefly(binding, tag, deadline)
+            steps = iter(binding.program)
+            handles: list[Handle] = []
+            try:
+                drive(steps, tag, binding.wait, deadline, progress, handles)
+            except NotYetError:
+                self._under_way = _UnderWay(binding, steps, handles, tag, deadline)
+                raise
             for store, index in binding.stores:
                 store(tensors[index])
             self.nbytes_sent += operation.nbytes_sent
@@ -491,25 +562,16 @@ class Communicator:
             self._fail(error, timeout_s)
         finally:
             if self._under_way is None:
-                self._running = None
-                progress.end()
+                self._running = progress.current = progress.wait = None
                 if tracer is not None:
                     tracer.end()
 
-    def _drive_briefly(self, binding: Binding, tag: int, deadline: float) -> list[Handle]:
-        """Run an operation for a moment; if that is not enough, note where it stands."""
-        steps, handles = iter(binding.program), list[Handle]()
-        try:
-            return drive(steps, tag, binding.wait, deadline, self.progress, handles)
-        except NotYetError:
-            self._under_way = _UnderWay(binding, steps, handles, tag, deadline)
-            raise
-
-    def _drop(self, error: BaseException) -> None:
-        """Break the group, as what is under way will not be done."""
-        self._under_way = None
+    def _end(self) -> None:
+        """Note that the operation that has run is over, or will not go on."""
+        self._under_way = self._running = None
         self.progress.end()
-        self._break(error)
+        if self.tracer is not None:
+            self.tracer.end()
 
     def _go_on(
         self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
@@ -532,10 +594,7 @@ class Communicator:
         except BaseException as error:  # noqa: BLE001  # it is raised
             self._fail(error, timeout_s)
         finally:
-            self._running = None
-            progress.end()
-            if self.tracer is not None:
-                self.tracer.end()
+            self._end()
 
     def _resolve(self, operation: Operation | Turn, timeout_s: float) -> None:
         """Meet the others, once, and decide how the operation runs, at its first turn."""
@@ -665,6 +724,9 @@ class Communicator:
         # A look is a message of CPU memory, which the host waits for.
         if self.table.refits and not transport.ordered and transport.waits_on_host:
             self._refits = Refits() if self.world_size > 1 else None
+        if transport.waits_briefly:
+            is_usual = self._refits is None and not self._comparison.compares_each
+            self._gives_way, transport.gives_way = is_usual, self._hears
         if transport.direct_from is not None:
             transport.direct_from = self.table.parameters.direct_from or transport.direct_from
 
@@ -725,7 +787,7 @@ class Communicator:
         queued = [
             (item.number, item.operation)
             for item in tuple(self._queue.items)
-            if running is None or item.number != running[0]
+            if not item.work.done and (running is None or item.number != running[0])
         ]
         return {
             "group": self.token,
@@ -744,7 +806,8 @@ class Communicator:
     def disown(self) -> None:
         """Let every call raise an error, in a forked process: its parent has the group."""
         self.state = GroupState.FOREIGN  # the parent's threads and connections stay as they are
-        self._queue.turn = threading.Lock()  # a thread that is not here any more may hold the other
+        # Threads that are not here any more may hold the others.
+        self._queue.turn, self._queue.serving = threading.RLock(), threading.RLock()
 
     def _refuse(self) -> None:
         """Raise the reason why nothing can run any more."""
@@ -752,8 +815,11 @@ class Communicator:
             raise GroupBrokenError(FORKED)
         if self.state is GroupState.CLOSED:
             raise GroupBrokenError(f"rank {self.rank}: the group was closed")
+        assert self.broken is not None
+        is_own = isinstance(self.broken, RingcollError)
+        why = self.broken if is_own else described(self.broken)
         raise GroupBrokenError(
-            f"rank {self.rank}: the group is broken by an earlier failure: {self.broken}",
+            f"rank {self.rank}: the group is broken by an earlier failure: {why}",
             peer=getattr(self.broken, "peer", None),
         ) from self.broken
 
@@ -878,7 +944,7 @@ def _without_frames(error: BaseException) -> BaseException:
     try:
         return copy(error)
     except Exception:  # noqa: BLE001  # a class of the user's that cannot be copied
-        return TransportError(f"{type(error).__name__}: {error}")
+        return TransportError(described(error))
 
 
 def _leave_to_parent() -> None:

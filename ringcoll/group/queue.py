@@ -8,6 +8,12 @@ for a moment, if the transport can wait for so long. Other operations, and what 
 queue. A thread of the queue's own serves it; so does whoever waits for a work, as handing over
 between threads costs more than a short operation.
 
+*Signals.* Python calls a function for a signal in the main thread, between two steps of whatever
+that thread does. The function may raise an error, or call an operation of the same group. So an
+operation stays in the queue until its work is complete, and the main thread of a program that hears
+signals serves no queue: an operation cannot go on below the function that has interrupted it. The
+locks are reentrant: a lock knows whether this thread has it, however the thread was interrupted.
+
 A thread that has run an operation with callbacks leaves the queue to another thread, runs the
 callbacks, and ends. So a callback may wait for other operations of the group. Each operation in the
 queue has a token; who takes a token runs an operation, unless others have run all, so that none is
@@ -18,63 +24,74 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Generic, TypeVar
+from types import FrameType
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import FORKED, CollectiveTimeoutError, GroupBrokenError
-from ringcoll.machine import seconds_of, started, untraced
+from ringcoll.errors import (
+    FORKED,
+    NESTED,
+    CollectiveTimeoutError,
+    GroupBrokenError,
+    NestedCallError,
+)
+from ringcoll.machine import (
+    hears_signals,
+    seconds_of,
+    started,
+    untraced,
+)
 from ringcoll.transport import Mark, future
 
-Item = TypeVar("Item")
-
-_making_futures = threading.Lock()
 _MOMENT_S = 0.2  # for a thread that has completed a work, and is about to give the turn back
 
 
-class Queue(Generic[Item]):
-    """Operations that wait for their turn.
+class Queued(Protocol):
+    """An operation in a queue."""
 
-    ``run`` runs an operation and completes its work; it returns the work if that has callbacks.
+    @property
+    def work(self) -> Work:
+        """The operation's work."""
+
+
+Item = TypeVar("Item", bound=Queued)
+
+
+class Queue(Generic[Item]):
+    """Operations that wait for their turn; ``run`` runs an operation and completes its work.
+
+    A caller that holds `turn` appends to `items`, and then calls `call_thread`.
     """
 
-    def __init__(self, name: str, run: Callable[[Item], Work | None]) -> None:
-        self.turn = threading.Lock()
-        self.serving = threading.Lock()
+    def __init__(self, name: str, run: Callable[[Item], object]) -> None:
+        self.turn = threading.RLock()
+        self.serving: Any = threading.RLock()  # its `_is_owned` has no type
         self.items: deque[Item] = deque()
         self.threads: list[threading.Thread] = []
-        self.num_put = 0  # only a thread that holds `turn` changes it
-        self.num_done = 0  # only a thread that holds `serving`, before a work is complete
         self._name, self._run = name, run
         self._pid = os.getpid()
         self._tokens: queue.SimpleQueue[Work | bool] = queue.SimpleQueue()  # False ends the threads
-        self._counting = threading.Lock()
-        self._available = 0  # threads that serve, or wait to
+        self._server: threading.Thread | None = None  # which serves, or waits to
         self._ends = False
 
-    def put(self, item: Item) -> None:
-        """Append an operation; the caller holds `turn`."""
-        self.num_put += 1
-        self.items.append(item)
-        self._tokens.put(True)
-        self._keep_available()
-
-    def put_back(self, item: Item) -> None:
-        """Put an operation that has begun before all others; the caller holds `serving`."""
-        self.items.appendleft(item)
-        self._tokens.put(True)
+    def call_thread(self, callbacks_of: Work | None = None) -> None:
+        """Let a thread of the queue serve, or run the callbacks of a work."""
+        self._tokens.put(callbacks_of or True)
         self._keep_available()
 
     def serve_alone(self) -> None:
         """Run what is queued in this thread, where the program ends and starts no other thread."""
-        while not self._available and self.items:
+        while self._server is None and self.items:
             work = self._drain()
             if work is not None:
                 work.settle()
@@ -87,18 +104,53 @@ class Queue(Generic[Item]):
         ------
         GroupBrokenError
             The process was forked off: its parent has the operations, and their threads.
+        NestedCallError
+            The thread is within an operation, which would have to be over first.
         """
         if os.getpid() != self._pid:
             raise GroupBrokenError(FORKED)
-        while self.items and not work.done and self.serving.acquire(blocking=False):
+        if self.is_within(sys._getframe()):
+            raise NestedCallError(f"a wait {NESTED}")
+        if not hears_signals():
+            self.serve(work)
+
+    def serve(self, work: Work) -> None:
+        """Run operations in this thread until a work is complete, unless another thread does."""
+        serving = self.serving
+        while self.items and not work.done:
             try:
+                if not serving.acquire(blocking=False):
+                    return
                 while self.items and not work.done:
-                    with_callbacks = self._run(self.items.popleft())
-                    if with_callbacks is not None:
-                        self._tokens.put(with_callbacks)
-                        self._keep_available()
+                    if (complete := self._run_first()).has_callbacks:
+                        self.call_thread(complete)
+                    self.items.popleft()
             finally:
-                self.serving.release()
+                if serving._is_owned():
+                    serving.release()
+
+    def is_within(self, below: FrameType) -> bool:
+        """Whether this thread is within an operation of the queue, below a frame.
+
+        Lets go of `serving` if an interrupt has left it taken, between two steps of Python. The
+        functions that take it have it as a variable.
+        """
+        frame = below.f_back if self.serving._is_owned() else None
+        while frame is not None:
+            is_of_queue = frame.f_globals.get("__package__") == __package__
+            if is_of_queue and frame.f_locals.get("serving") is self.serving:
+                return True
+            frame = frame.f_back
+        while self.serving._is_owned():
+            self.serving.release()
+        return False
+
+    def _run_first(self) -> Work:
+        """Run the first operation, if an interrupt has not come between its end and this call."""
+        first = self.items[0]
+        if not first.work.done:
+            self._run(first)
+        return first.work
 
     def close(self, limit_s: float, running_s: float | None = None) -> bool:
         """End the threads when nothing waits any more; return whether all operations are over.
@@ -118,28 +170,24 @@ class Queue(Generic[Item]):
         # A thread of the user's may run an operation: Python's end must not meet it in C++.
         if own not in self.threads:
             left_s = deadline - time.monotonic() if running_s is None else running_s
-            if not self.serving.acquire(timeout=max(_MOMENT_S, left_s)):
+            is_within_operation = self.serving._is_owned()
+            if is_within_operation or not self.serving.acquire(timeout=max(_MOMENT_S, left_s)):
                 return False
             self.serving.release()
-        return self.num_put == self.num_done
+        return all(item.work.done for item in tuple(self.items))
 
     def _keep_available(self) -> None:
-        """Make sure that a thread is left to serve."""
-        if self._available:
-            return
-        with self._counting:
-            if not self._available:
-                self._available += 1
-                try:
-                    thread = started(self._serve, self._name)
-                except BaseException as error:
-                    self._available -= 1
-                    if isinstance(error, GroupBrokenError):  # the program ends: see `serve_alone`
-                        return
-                    raise
-                self.threads = [*filter(threading.Thread.is_alive, self.threads), thread]
+        """Make sure that a thread is left to serve; a second one does no harm."""
+        if self._server is None:
+            with suppress(GroupBrokenError):  # the program ends: see `serve_alone`
+                started(self._serve, self._name)
 
     def _serve(self) -> None:
+        self._server = threading.current_thread()
+        for thread in (*self.threads,):
+            if not thread.is_alive():
+                self.threads.remove(thread)
+        self.threads.append(self._server)
         work: Work | None = None
         while work is None:
             token = self._tokens.get()
@@ -149,18 +197,19 @@ class Queue(Generic[Item]):
                     break
             else:
                 work = token if isinstance(token, Work) else self._drain()
-        with self._counting:
-            self._available -= 1
+        if self._server is threading.current_thread():
+            self._server = None
         if work is not None:
             self._keep_available()
             work.settle()
 
     def _drain(self) -> Work | None:
         """Run what is queued, up to an operation with callbacks."""
-        with self.serving:
+        with (serving := self.serving):  # noqa: F841  # see `is_within`
             while self.items:
-                work = self._run(self.items.popleft())
-                if work is not None:
+                work = self._run_first()
+                self.items.popleft()
+                if work.has_callbacks:
                     return work
         return None
 
@@ -199,6 +248,7 @@ class Work(dist.Work):
         self._gate.acquire()
         self._error: BaseException | None = None
         self._end: Mark | None = None
+        self._changing = threading.RLock()
         self._base: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
@@ -224,15 +274,28 @@ class Work(dist.Work):
             help_ = self._help
             if help_ is not None and not timeout:
                 help_(self)
-            limit_s = seconds_of(timeout) if timeout else -1
-            if not self._gate.acquire(timeout=limit_s):
+            if not self.ends_within(seconds_of(timeout) if timeout else -1):
                 raise CollectiveTimeoutError(f"{self._description} is not complete after {timeout}")
-            self._gate.release()
         if self._error is not None:
             raise self._error
         if self._end is not None:
             self._end.join()
         return True
+
+    def ends_within(self, limit_s: float) -> bool:
+        """Whether the operation is over within so many seconds; -1 is no limit."""
+        try:
+            self._gate.acquire(timeout=limit_s)
+        finally:
+            if self.done:  # also after an interrupt: others may wait
+                with suppress(RuntimeError):  # another thread has just let go of it
+                    self._gate.release()
+        return self.done
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether `settle` has to follow the end of the operation."""
+        return self._base is not None and not self._base.done()
 
     def is_completed(self) -> bool:
         """Whether the operation is over, with or without an error."""
@@ -252,7 +315,7 @@ class Work(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """A future of `result`; its callbacks never hold up other operations."""
-        with _making_futures:
+        with self._changing:
             if self._future is None:
                 self._base = future(self._results)
                 # `set_exception` would make C++ code, such as that of DistributedDataParallel, take
@@ -263,21 +326,20 @@ class Work(dist.Work):
                     self._base.set_result(None)
             return self._future
 
-    def complete(self, error: BaseException | None, end: Mark | None = None) -> bool:
-        """End the operation, and wake all threads that wait; return whether `settle` has to follow.
+    def complete(self, error: BaseException | None, end: Mark | None = None) -> None:
+        """End the operation, and wake all threads that wait.
 
         ``end`` is the point in the operation's stream after which its work is done.
         """
-        with _making_futures:
+        with self._changing:
             self._error, self._end, self.done = error, end, True
             self._help = None
             self._gate.release()
-            return self._base is not None
 
     def settle(self) -> None:
         """Complete the future; the user's callbacks run here."""
-        assert self._base is not None
-        self._base.set_result(None)
+        if self._base is not None and not self._base.done():
+            self._base.set_result(None)
 
     def _outcome(self, base: object) -> list[Tensor]:
         if self._error is not None:

@@ -9,10 +9,11 @@ off has the groups of its parent without their threads. torch would wait for the
 deletes such a group, and crash or wait without end.
 
 *Signals.* Python calls functions for signals between two steps of the main thread. A wait of C++,
-such as gloo's, is one step: a signal that comes meanwhile is heard when the wait is over. So a
-program that hears signals waits in another thread, and the main thread waits for that thread as
-Python does. That makes all-reduces of 4 bytes to 16 KiB over gloo take 1.4 to 1.6 times as long, so
-other programs do not pay for it.
+such as gloo's, is one step: a signal that comes meanwhile is heard when the wait is over. And what
+the main thread does goes on only when the function has returned, which may wait for an operation of
+the same group. So in a program that hears signals another thread waits, and the main thread waits
+for that thread as Python does (`ringcoll.group.queue`). That takes time, so other programs do not
+pay for it.
 
 *Places of calls.* A call stands where the innermost frame is that is neither this library's,
 torch's nor Python's.

@@ -148,7 +148,7 @@ class ResilientGroup(OwnGroup):
         self._has_state = has_state
         self._kept: list[Tensor] = []
         self._failure: BaseException | None = None
-        self._issuing = threading.Lock()
+        self._issuing = threading.RLock()
         self._queue: Queue[_Attempt] = Queue("ringcoll-resilient", self._complete)
         membership.take(view)
         self._inner = self._formed()
@@ -201,15 +201,15 @@ class ResilientGroup(OwnGroup):
             inner = self._inner
             first = make(inner)
             work = Work(first.operation.name, first.results, self._queue.help)
-            with self._queue.turn:
-                self._queue.put(_Attempt(make, inner, first, work))
+            self._queue.items.append(_Attempt(make, inner, first, work))
+        self._queue.call_thread()
         if async_op:
             self._queue.serve_alone()
             return work
         work.wait()
         return None
 
-    def _complete(self, item: _Attempt) -> Work | None:
+    def _complete(self, item: _Attempt) -> None:
         error: BaseException | None = None
         try:
             self._run(item)
@@ -218,8 +218,7 @@ class ResilientGroup(OwnGroup):
         except BaseException as raised:  # noqa: BLE001  # `Work.wait` raises it
             error = self._failure = self._failure or raised
             self._membership.leave()  # the others need not wait for this rank
-        self._queue.num_done += 1
-        return item.work if item.work.complete(error) else None
+        item.work.complete(error)
 
     def _run(self, item: _Attempt) -> None:
         if self._failure is not None:

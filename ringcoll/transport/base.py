@@ -78,7 +78,7 @@ class Exchange(Protocol):
 
 
 class NotYetError(Exception):
-    """A message has not come by `Transport.until_s`."""
+    """A message has not come by `Transport.until_s`, or the wait has given way."""
 
 
 class Transport(Protocol):
@@ -99,12 +99,15 @@ class Transport(Protocol):
     """Whether `wait` returns only when the message is there; if not, it orders the stream."""
 
     waits_briefly: bool = False
-    """Whether `wait` heeds `until_s`."""
+    """Whether `wait` heeds `until_s` and `gives_way`."""
 
     until_s: float | None = None
     """When `wait` gives up, as ``time.monotonic`` counts, with a `NotYetError` that harms nothing:
     the message may be waited for again, in any thread. ``None``: only its time limit counts, which
     breaks the group."""
+
+    gives_way: Callable[[], bool] | None = None
+    """Asked before `wait` sleeps; if it returns ``True``, `wait` gives up as at `until_s`."""
 
     shares_process: bool = False
     """Whether the ranks are threads of one process."""
@@ -257,6 +260,7 @@ class AroundTransport(Transport):
     direct_from = _of_below("direct_from")
     slice_bytes = _of_below("slice_bytes")
     until_s = _of_below("until_s")
+    gives_way = _of_below("gives_way")
 
     def connect(self, timeout_s: float) -> None:
         """Connect the transport below."""

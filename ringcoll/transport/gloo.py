@@ -47,7 +47,6 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError, TransportError
 from ringcoll.machine import (
-    hears_signals,
     is_loopback,
     not_of_a_rank,
     private,
@@ -286,7 +285,7 @@ class GlooTransport(Transport):
         limit = timedelta(seconds=timeout_s)
         try:
             message: Any = handle
-            if isinstance(handle, _Long) or hears_signals():
+            if isinstance(handle, _Long):
                 self._aside.call(lambda: message.wait(limit), lambda: self._aborted)
             else:
                 message.wait(limit)

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, late, settle
@@ -99,6 +100,9 @@ class Hub:
         with self.condition:
             self.aborted = self.aborted or reason
             self.condition.notify_all()
+        lock: Any = self.condition
+        while lock._is_owned():  # an interrupt between two steps of Python has left it taken
+            lock.release()
 
 
 class LocalTransport(Transport):

@@ -34,6 +34,7 @@ from ringcoll.errors import (
     PeerLostError,
     RingcollError,
     TransportError,
+    described,
 )
 from ringcoll.machine import (
     answered,
@@ -180,7 +181,7 @@ class Monitor:
 
     def report(self, error: BaseException) -> str:
         """Publish the error of this rank, which no other rank has caused; return it in words."""
-        text = f"rank {self.rank} failed with {type(error).__name__}: {error}"
+        text = f"rank {self.rank} failed with {described(error)}"
         running = self.progress.on_host()
         if running is not None:
             text += f", in {running._replace(wait=None).where()}"

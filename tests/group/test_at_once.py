@@ -26,7 +26,7 @@ class _Impatient:
         give_up, wait = self._give_up, LocalTransport.wait
 
         def brief(self: LocalTransport, handle: Handle, timeout_s: float) -> None:
-            if self.until_s is not None and give_up():
+            if self.until_s is not None and give_up(self.rank):
                 raise NotYetError
             wait(self, handle, timeout_s)
 
@@ -40,27 +40,23 @@ def _mine(rank: int, numel: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "two_shot", "binary_tree"])
 @pytest.mark.parametrize("after", range(8))
-def test_a_call_goes_on_after_any_of_its_waits(algorithm: str, after: int):
-    gave_up = []
+def test_a_call_goes_on_after_any_of_its_waits(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, after: int
+):
+    gave_up: list[bool] = []
+
+    def give_up(rank: int) -> bool:
+        if rank != 1:  # one rank that gives up is enough; the others wait for it
+            return False
+        gave_up.append(len(gave_up) == after)
+        return gave_up[-1]
+
+    _Impatient(give_up).install(monkeypatch)
 
     def main(group: ringcoll.LocalGroup) -> list[bool]:
-        rank, size = group.rank(), group.size()
+        size, right = group.size(), []
         ringcoll.all_reduce(torch.ones(1), group=group)  # the ranks have met
-        num_waits, right = 0, []
-
-        def give_up() -> bool:
-            nonlocal num_waits
-            num_waits += 1
-            gave_up.append(num_waits == after + 1)
-            return gave_up[-1]
-
-        if rank == 1:  # one rank that gives up is enough; the others wait for it
-            with pytest.MonkeyPatch.context() as patch:
-                _Impatient(give_up).install(patch)
-                works = _calls(group, algorithm)
-        else:
-            works = _calls(group, algorithm)
-        for work, tensor, numel in works:
+        for work, tensor, numel in _calls(group, algorithm):
             work.wait()
             right.append(torch.equal(tensor, _mine(0, numel) * (size * (size + 1) // 2)))
         return right
@@ -82,7 +78,7 @@ def test_random_calls_of_impatient_ranks(monkeypatch: pytest.MonkeyPatch, seed: 
     """Blocking and asynchronous calls in a row, of which some are waited for late; each rank gives up at random."""
     share = random.Random(seed).choice([0.05, 0.3, 0.9, 1.0])
     dice = random.Random(seed + 1000)
-    _Impatient(lambda: dice.random() < share).install(monkeypatch)
+    _Impatient(lambda _: dice.random() < share).install(monkeypatch)
     size = 2 + seed % 4
 
     def main(group: ringcoll.LocalGroup) -> list[str]:
@@ -121,15 +117,13 @@ def test_an_interrupt_between_the_moment_and_the_rest_breaks_the_group(
     monkeypatch: pytest.MonkeyPatch, when: str
 ):
     """Otherwise the next call would take the rest for its own."""
-    _Impatient(lambda: True).install(monkeypatch)
+    _Impatient(lambda _: True).install(monkeypatch)
 
     def main(group: ringcoll.LocalGroup) -> tuple[bool, object, str]:
         member, tensor = group.communicator, torch.ones(3)
         ringcoll.all_reduce(torch.ones(1), group=group)
-        owner, name = (
-            (member, "_run") if when == "the moment is over" else (member._queue, "put_back")
-        )
-        method = getattr(owner, name)
+        name = "_run" if when == "the moment is over" else "_call_thread"
+        method = getattr(member, name)
 
         def interrupted(*arguments: Any) -> None:
             try:
@@ -139,7 +133,7 @@ def test_an_interrupt_between_the_moment_and_the_rest_breaks_the_group(
             raise KeyboardInterrupt
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(owner, name, interrupted)
+            patch.setattr(member, name, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 ringcoll.all_reduce(tensor, group=group, async_op=True)
         with pytest.raises(GroupBrokenError) as later:

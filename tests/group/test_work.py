@@ -33,7 +33,8 @@ def test_before_and_after_the_end() -> None:
     work = Work("all_reduce", tensors)
     assert not work.is_completed()
     assert not work.is_success()
-    assert work.complete(None) is False
+    work.complete(None)
+    assert not work.has_callbacks
     assert work.is_completed()
     assert work.is_success()
     assert work.exception() is None
@@ -124,12 +125,14 @@ def test_the_future_has_the_tensors(is_early: bool) -> None:
     if is_early:
         future = work.get_future()
         future.add_done_callback(lambda done: values.append(done.value()))
-        assert work.complete(None) is True
+        work.complete(None)
+        assert work.has_callbacks
         assert not future.done()
         assert values == []
         work.settle()
     else:
-        assert work.complete(None) is False
+        work.complete(None)
+        assert not work.has_callbacks
         future = work.get_future()
     assert future.done()
     assert future.wait()[0] is tensors[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -61,16 +61,20 @@ def test_without_threads_the_caller_does_the_work() -> None:
     assert begun(threading.current_thread).result() is threading.main_thread()
     done: list[int] = []
 
-    def run(item: tuple[int, Work]) -> Work | None:
-        done.append(item[0])
-        return item[1] if item[1].complete(None) else None
+    class Item(NamedTuple):
+        number: int
+        work: Work
 
-    queue: Queue[tuple[int, Work]] = Queue("no threads", run)
+    def run(item: Item) -> None:
+        done.append(item.number)
+        item.work.complete(None)
+
+    queue: Queue[Item] = Queue("no threads", run)
     works = [Work("operation", [torch.ones(1)]) for _ in range(3)]
     future = works[1].get_future().then(lambda _: done.append(10))
     for number, work in enumerate(works):
-        queue.put((number, work))
-        queue.num_done += 1
+        queue.items.append(Item(number, work))
+        queue.call_thread()
     assert done == []
     queue.serve_alone()
     future.wait()

@@ -32,7 +32,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WORD = 8
 """Bytes of a word."""
@@ -71,7 +71,7 @@ _libc.mmap.restype = ctypes.c_size_t
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
-_lock = threading.Lock()
+_fence: Any = threading.RLock()  # its `_is_owned` has no type
 
 
 class _Time(ctypes.Structure):
@@ -97,8 +97,14 @@ def is_ordered() -> bool:
 
 def fence() -> None:
     """Let no later load or store come before an earlier one: a lock is taken and given back."""
-    with _lock:
+    with _fence:
         pass
+
+
+def free_fence() -> None:
+    """Let go of the lock of `fence` if an interrupt of this thread has left it taken."""
+    while _fence._is_owned():
+        _fence.release()
 
 
 def futex_wait(address: int, seen: int, limit_s: float) -> None:

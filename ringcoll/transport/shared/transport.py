@@ -79,6 +79,7 @@ from ringcoll.transport.shared.memory import (
     SharedMemory,
     fence,
     forbids_reading,
+    free_fence,
     futex_wait,
     futex_wake,
     identity,
@@ -469,6 +470,8 @@ class SharedTransport(Transport):
         left_s = deadline - now
         if self._is_crowded and self._yielded(message):
             return
+        if until_s is None and self.gives_way is not None and self.gives_way():
+            raise NotYetError
         memory, channels, peer = self._memory, [*self._channels.values()], message.channel.peer
         if memory is None:
             raise PeerLostError("the connection was broken", peer=peer)
@@ -540,6 +543,7 @@ class SharedTransport(Transport):
     def _give_up(self) -> None:
         """Tell the peers that this rank's memory must not be trusted any more."""
         self._aborted = True
+        free_fence()
         memory = self._memory
         if memory is not None and self._pid == os.getpid():
             memory.words[SLEEPS] = AWAKE
