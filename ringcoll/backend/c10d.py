@@ -413,7 +413,15 @@ def _mend_batches(group_class: type) -> None:
         dist.distributed_c10d._check_p2p_op_list(p2p_op_list)
         group: Any = p2p_op_list[0].group
         if isinstance(group, group_class):
-            messages = [(each.tensor, each.op is dist.irecv) for each in p2p_op_list]
+            messages = [
+                (
+                    "recv" if each.op is dist.irecv else "send",
+                    each.tensor,
+                    each.group_peer,
+                    each.tag,
+                )
+                for each in p2p_op_list
+            ]
             start = functools.partial(native, [*map(_resolved, p2p_op_list)])
             return group.batched(start, messages)  # type: ignore[no-any-return,attr-defined]
         return native(p2p_op_list)

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives import messages_in_flight
+from ringcoll.collectives import messages_in_flight, peer_of, refused
 from ringcoll.errors import (
     FORKED,
     ArgumentError,
@@ -42,10 +42,13 @@ from ringcoll.machine import (
     in_words,
     untraced,
     user_line,
+    whole,
     with_threads,
 )
 from ringcoll.transport import nccl, with_memory
 from ringcoll.watch import say
+
+_LARGEST_TAG = 2**31 - 1
 
 
 class PointToPoint:
@@ -78,10 +81,37 @@ class PointToPoint:
         """The inner groups that exist so far."""
         return [self.gloo, *([] if self._nccl is None else [self._nccl])]
 
+    def checked(
+        self, method: str, tensors: Any, peer: Any, tag: Any
+    ) -> tuple[list[Tensor], int | None, int]:
+        """The arguments of ``send``, ``recv``, or ``recv_anysource``, which has no peer.
+
+        gloo takes all of them on trust: a peer that is not there ends the process.
+
+        Raises
+        ------
+        ArgumentError
+            There is not one tensor, the peer is no other rank, or the tag is not of 31 bits.
+        """
+        is_list = isinstance(tensors, list | tuple)
+        if not is_list or len(tensors) != 1 or not isinstance(tensors[0], Tensor):
+            got = [type(each).__name__ for each in tensors] if is_list else type(tensors)
+            message = f"{method} takes a single tensor"
+            raise refused(message, "tensors", "a list of one tensor", got, self._rank)
+        if method != "recv_anysource":
+            # In a batch of NCCL a rank may send to itself.
+            may_be_self = tensors[0].device.type == "cuda"
+            name = "dst" if method == "send" else "src"
+            peer = peer_of(name, peer, self._rank, self._world_size, may_be_self=may_be_self)
+        tag = whole(tag)
+        if not isinstance(tag, int) or not 0 <= tag <= _LARGEST_TAG:
+            raise refused("not a tag", "tag", f"0 to {_LARGEST_TAG}", tag, self._rank)
+        return [*tensors], peer, tag
+
     def start(
         self, method: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> dist.Work:
-        """Start a message of one tensor: ``send``, ``recv``, or ``recv_anysource`` with no peer.
+        """Start a message with arguments that were `checked`.
 
         Raises
         ------
@@ -122,16 +152,16 @@ class PointToPoint:
         return tensor.resolve_conj().resolve_neg() if is_view else tensor
 
     def batched(
-        self, start: Callable[[], list[dist.Work]], messages_of: Sequence[tuple[Tensor, bool]]
+        self, start: Callable[[], list[dist.Work]], tensors: Sequence[tuple[str, Tensor]]
     ) -> list[dist.Work]:
-        """Start several messages, of tensors on one device; of each, whether it is a receive.
+        """Start several messages, of tensors on one device; of each, its method.
 
         Nothing is started if a message cannot be. Over NCCL all messages are one operation: message
         by message, they would wait for each other.
         """
-        for tensor, is_receive in messages_of:
-            self.memory_of(tensor, is_receive=is_receive)
-        device = messages_of[0][0].device
+        for method, tensor in tensors:
+            self.memory_of(tensor, is_receive=method != "send")
+        device = tensors[0][1].device
         if device.type != "cuda" or not self.has_nccl:
             return start()
         failure = f"rank {self._rank} lost a rank, in a batch of sends and receives"

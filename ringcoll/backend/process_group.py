@@ -289,19 +289,25 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _message(
         self, method: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> dist.Work:
+        tensors, peer, tag = self._messages.checked(method, tensors, peer, tag)
         run = partial(self._messages.start, method, tensors, peer, tag)
         arguments = (tensors, tag) if peer is None else (tensors, peer, tag)
         work: dist.Work = self._pass(method, run, arguments)
         return work
 
     def batched(
-        self, start: Callable[[], list[dist.Work]], messages: Sequence[tuple[Tensor, bool]]
+        self,
+        start: Callable[[], list[dist.Work]],
+        messages: Sequence[tuple[str, Tensor, int, int]],
     ) -> list[dist.Work]:
-        """Start messages of ``batch_isend_irecv``; of each it is told whether it is a receive."""
-        device = messages[0][0].device
+        """Start messages of ``batch_isend_irecv``: of each its method, tensor, peer and tag."""
+        for method, tensor, peer, tag in messages:
+            self._messages.checked(method, [tensor], peer, tag)
+        tensors = [message[:2] for message in messages]
+        device = tensors[0][1].device
         other = self._others.get(device.type)
         if other is None:
-            return self._messages.batched(start, messages)
+            return self._messages.batched(start, tensors)
         if not other.supports_coalescing:
             return start()
         self._start_coalescing(device)

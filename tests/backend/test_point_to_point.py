@@ -34,6 +34,15 @@ def alone() -> backend.ProcessGroup:
     return backend.ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20))
 
 
+def with_another() -> backend.ProcessGroup:
+    """Rank 0 of two."""
+    store = dist.HashStore()
+    make = lambda rank: backend.ProcessGroup(store, rank, 2, timedelta(seconds=20))  # noqa: E731
+    first, second = together(2, make)
+    second.shutdown()
+    return first  # type: ignore[no-any-return]
+
+
 class Channel(FakeGroup):
     """Takes single messages, too: each waits for the one before it, as on NCCL's stream."""
 
@@ -152,7 +161,8 @@ def test_no_message_of_a_batch_is_started_if_one_cannot_be():
                 wrong = torch.zeros(3, dtype=torch.complex64).conj()
             elif says != "strided":
                 wrong = WITHOUT[says](torch.zeros(4))
-            messages = [(torch.zeros(4), True), (wrong, says == "conjugate")]
+            method, peer = "recv" if says == "conjugate" else "send", 1 - rank
+            messages = [("recv", torch.zeros(4), peer, 0), (method, wrong, peer, 0)]
             with pytest.raises(ArgumentError):
                 group.batched(lambda: pytest.fail("a message was started"), messages)
         arrived = torch.zeros(4)
@@ -163,6 +173,72 @@ def test_no_message_of_a_batch_is_started_if_one_cannot_be():
         return arrived.tolist()
 
     assert together(2, main) == [[2.0] * 4, [1.0] * 4]
+
+
+WRONG_PEERS = [2, 9, -1, -(2**31), 2**31, 2**70, None, 0.5, "1", 0]
+WRONG_TAGS = [-1, 2**31, 2**70, None, 0.5, "1"]
+
+
+@pytest.mark.parametrize("argument, wrong", [
+    *(("peer", peer) for peer in WRONG_PEERS),
+    *(("tag", tag) for tag in WRONG_TAGS),
+    *(("tensors", tensors) for tensors in (
+        [], [torch.ones(2)] * 2, torch.ones(2), [2.0], [[torch.ones(2)]], None, [None],
+    )),
+])  # fmt: skip
+def test_gloo_gets_no_message_that_it_cannot_send(argument: str, wrong: Any) -> None:
+    """gloo ends the process on a peer that is not there; the rank is 0 of two."""
+    group = with_another()
+    right = {"tensors": [torch.ones(2)], "peer": 1, "tag": 0}
+    tensors, peer, tag = (right | {argument: wrong}).values()
+    calls: dict[str, Callable[[], Any]] = {
+        "dst": lambda: group.send(tensors, peer, tag),
+        "src": lambda: group.recv(tensors, peer, tag),
+    }
+    if argument != "peer":
+        calls["any"] = lambda: group.recv_anysource(tensors, tag)
+    if argument != "tensors":
+        batch = [("recv", torch.ones(2), 1, 0), ("send", torch.ones(2), peer, tag)]
+        calls["dst of a batch"] = lambda: group.batched(
+            lambda: pytest.fail("a message was started"), batch
+        )
+    for name, call in calls.items():
+        with pytest.raises(ArgumentError) as caught:
+            call()
+        told = {"peer": name[:3]}.get(argument, argument)
+        assert str(caught.value).startswith(f"rank 0: argument '{told}': ")
+        assert caught.value.expected is not None
+        if argument != "tensors":
+            assert caught.value.got == wrong
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    dist.init_process_group("ringcoll", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_no_function_of_torch_reaches_a_peer_that_is_not_there(world: None) -> None:
+    tensor = torch.ones(2)
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.send(tensor, 9),
+        lambda: dist.isend(tensor, 9),
+        lambda: dist.isend(tensor, 0),
+        lambda: dist.recv(tensor, -1),
+        lambda: dist.irecv(tensor, 0),
+        lambda: dist.irecv(tensor, group_src=9),
+        lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 9)]),
+        lambda: dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, 0)]),
+        lambda: dist.send_object_list([1], 9),
+        lambda: dist.recv_object_list([1], 9),
+        lambda: dist.group.WORLD.send([tensor], dst=9, tag=1),
+        lambda: torch.ops._c10d_functional.isend(tensor, 9, 0, "0"),
+        lambda: torch.ops._c10d_functional.batch_p2p_ops(["irecv"], [9], [0], [tensor], "0"),
+    ]
+    for call in calls:
+        with pytest.raises(ArgumentError, match=r"argument '(src|dst)'.* in 0 to 0, got"):
+            call()
 
 
 def test_a_batch_sends_the_values_of_a_conjugate_view(monkeypatch: pytest.MonkeyPatch):
@@ -293,10 +369,10 @@ class TestMemory:
 
     @pytest.mark.parametrize("says", WITHOUT)
     def test_without_memory_nothing_is_started(self, says: str) -> None:
-        group = alone()
+        group = with_another()
         for start in (group.send, group.recv):
             with pytest.raises(ArgumentError, match=says):
-                start([WITHOUT[says](torch.arange(4.0))], 0)
+                start([WITHOUT[says](torch.arange(4.0))], 1)
         with pytest.raises(ArgumentError, match=says):
             group.recv_anysource([WITHOUT[says](torch.arange(4.0))])
 
@@ -333,7 +409,7 @@ class TestMemory:
     def test_no_message_arrives_in_a_conjugate_view(self) -> None:
         for odd in (torch.zeros(3, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(3))):
             with pytest.raises(ArgumentError, match="conjugate or negative"):
-                alone().recv([odd], 0)
+                with_another().recv([odd], 1)
 
     def test_memory_does_not_move_under_a_message(self) -> None:
         def main(group: backend.ProcessGroup) -> Any:
