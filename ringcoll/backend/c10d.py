@@ -32,9 +32,10 @@ from torch.utils._python_dispatch import (
 )
 
 from ringcoll.algorithms import required, where_possible
+from ringcoll.backend.registration import note_observers
 from ringcoll.errors import ArgumentError
 from ringcoll.group import Work
-from ringcoll.machine import as_algorithm, is_rules, rules_in, untraced
+from ringcoll.machine import as_algorithm, is_rules, observers, rules_in, untraced
 from ringcoll.reduction import Reproducible, check_level
 from ringcoll.schedule import Schedule, contract
 from ringcoll.transport import catalogue
@@ -317,6 +318,7 @@ def mend_torch(group_class: type) -> object:
     _mend_built_in_hook(group_class)
     _mend_monitored_barrier(group_class)
     _mend_batches(group_class)
+    note_observers()
     return _mend_bypasses()
 
 
@@ -456,8 +458,8 @@ def _registered(out: Tensor, work: dist.Work) -> Tensor:
 
 
 def is_watched() -> bool:
-    """Whether a dispatch mode of this thread, or torch's profiler, looks at calls."""
-    return _profiler._is_profiler_enabled or bool(_num_modes())
+    """Whether a dispatch mode of this thread, torch's profiler or its observer looks at calls."""
+    return _profiler._is_profiler_enabled or bool(_num_modes() or observers)
 
 
 class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]

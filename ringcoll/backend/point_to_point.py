@@ -5,14 +5,13 @@ use torch's own point-to-point, on inner groups: a gloo group for CPU tensors, a
 for CUDA tensors. The first message of a CUDA tensor makes the NCCL group, because ranks that
 share a GPU cannot have an NCCL group.
 
-Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.machine.program`.
+Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.machine.program`. Who waits
+long is told by `ringcoll.watch.waits`.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -35,27 +34,42 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.machine import (
+    FOREVER_S,
     MESSAGES,
     begun,
     hang_notice_s,
     hears_signals,
-    in_words,
     untraced,
-    user_line,
     whole,
     with_threads,
+    within,
 )
 from ringcoll.transport import nccl, with_memory
-from ringcoll.watch import say
+from ringcoll.watch import SENDS, Lives, awaited, begin_wait, end_wait, flight_recorder
 
 _LARGEST_TAG = 2**31 - 1
+_FOREVER = timedelta(seconds=FOREVER_S)
+_LOOK_S = 0.5  # for a look at the processes of the other ranks; who asks waits for 2 s
+_WORDS = {
+    "send": "rank {peer}, while it sent to it with tag {tag}",
+    "recv": "rank {peer}, while it received from it with tag {tag}",
+    "recv_anysource": "a rank, while it received from any with tag {tag}",
+    "batch": "a rank, in a batch of sends and receives",
+}
 
 
 class PointToPoint:
     """The inner groups that carry the user's messages, over the store of the group."""
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        self._store, self._rank, self._world_size = store, rank, world_size
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        lives: Lives | None = None,
+    ) -> None:
+        self._store, self.rank, self._world_size = store, rank, world_size
         self.gloo: Any = with_threads(
             dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, world_size, timeout=timeout)
         )
@@ -64,6 +78,10 @@ class PointToPoint:
         self._ending: nccl.Ending | None = None
         self._making = threading.Lock()
         self._pid = os.getpid()  # a process that is forked off does not have the group
+        self.notice_s, self._lives, self.num_started = hang_notice_s(), lives, 0
+        if world_size > 1:
+            self._token = flight_recorder.token(dist.PrefixStore("messages", store))
+            flight_recorder.watch(self)
 
     @property
     def timeout(self) -> timedelta:
@@ -74,8 +92,7 @@ class PointToPoint:
 
     @timeout.setter
     def timeout(self, limit: timedelta) -> None:
-        for group in self.groups():
-            group._set_default_timeout(limit)
+        self.gloo._set_default_timeout(limit)
 
     def groups(self) -> list[Any]:
         """The inner groups that exist so far."""
@@ -97,15 +114,15 @@ class PointToPoint:
         if not is_list or len(tensors) != 1 or not isinstance(tensors[0], Tensor):
             got = [type(each).__name__ for each in tensors] if is_list else type(tensors)
             message = f"{method} takes a single tensor"
-            raise refused(message, "tensors", "a list of one tensor", got, self._rank)
+            raise refused(message, "tensors", "a list of one tensor", got, self.rank)
         if method != "recv_anysource":
             # In a batch of NCCL a rank may send to itself.
             may_be_self = tensors[0].device.type == "cuda"
             name = "dst" if method == "send" else "src"
-            peer = peer_of(name, peer, self._rank, self._world_size, may_be_self=may_be_self)
+            peer = peer_of(name, peer, self.rank, self._world_size, may_be_self=may_be_self)
         tag = whole(tag)
         if not isinstance(tag, int) or not 0 <= tag <= _LARGEST_TAG:
-            raise refused("not a tag", "tag", f"0 to {_LARGEST_TAG}", tag, self._rank)
+            raise refused("not a tag", "tag", f"0 to {_LARGEST_TAG}", tag, self.rank)
         return [*tensors], peer, tag
 
     def start(
@@ -121,14 +138,31 @@ class PointToPoint:
         tensor = self.memory_of(*tensors, is_receive=method != "send")
         arguments = (tag,) if peer is None else (peer, tag)
         work = getattr(self.of(tensor), method)([tensor], *arguments)
-        loss = {
-            "send": f"rank {peer}, while it sent to it",
-            "recv": f"rank {peer}, while it received from it",
-            "recv_anysource": "a rank, while it received from any",
-        }[method]
-        failure = f"rank {self._rank} lost {loss} with tag {tag}"
-        device, is_empty = tensor.device, not tensor.numel()
-        return PointToPointWork(work, failure, peer, device, tensor, is_empty=is_empty)
+        self.num_started += 1
+        is_empty = not tensor.numel()
+        return PointToPointWork(self, work, method, tensor, peer, tag, is_empty=is_empty)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The message that this rank waits for: see `ringcoll.watch.flight_report`."""
+        waits = (each for each in awaited() if isinstance(each, PointToPointWork))
+        running = next((each.record() for each in waits if each.messages is self), None)
+        if running is not None and self._lives is not None:
+            with suppress(TimeoutError):
+                within(_LOOK_S, self._lives.look)
+        processes = {} if self._lives is None else self._lives.processes
+        last = {"number": self.num_started - 1, "call": "message", "complete": True}
+        return {
+            "group": self._token,
+            "transport": SENDS,
+            "rank": self.rank,
+            "world_size": self._world_size,
+            "failure": None,
+            "operations": [last] * bool(self.num_started),
+            "running": running,
+            "queued": [],
+            "pids": {str(rank): process.pid for rank, process in processes.items()},
+            "elsewhere": [] if self._lives is None else sorted(self._lives.elsewhere),
+        }
 
     def memory_of(self, tensor: Tensor, *, is_receive: bool) -> Tensor:
         """The tensor whose memory is sent or received into; gloo and NCCL take memory as it is.
@@ -139,12 +173,12 @@ class PointToPoint:
             The tensor has no memory, is not contiguous, or is a conjugate or negative view to
             receive into.
         """
-        tensor = with_memory(tensor, self._rank)
+        tensor = with_memory(tensor, self.rank)
         is_view = tensor.is_conj() or tensor.is_neg()
         if not tensor.is_contiguous() or (is_receive and is_view):
             raise ArgumentError(
                 "the memory cannot be a message's",
-                rank=self._rank,
+                rank=self.rank,
                 argument="tensor",
                 expected="a contiguous tensor, no conjugate or negative view to receive into",
                 got="a conjugate or negative view" if is_view else f"strides {tensor.stride()}",
@@ -164,7 +198,7 @@ class PointToPoint:
         device = tensors[0][1].device
         if device.type != "cuda" or not self.has_nccl:
             return start()
-        failure = f"rank {self._rank} lost a rank, in a batch of sends and receives"
+        failure = f"rank {self.rank} lost a rank, in a batch of sends and receives"
         messages: list[Any] = []
         try:
             work = nccl.as_one(self._of_cuda(device), [lambda: messages.extend(start())])
@@ -173,10 +207,10 @@ class PointToPoint:
         is_empty = all(message.is_empty for message in messages)
         if work is None and not is_empty:
             raise TransportError(
-                f"rank {self._rank} gave NCCL a batch of {len(messages)} sends and receives, and "
+                f"rank {self.rank} gave NCCL a batch of {len(messages)} sends and receives, and "
                 "got no work for them"
             )
-        return [PointToPointWork(work, failure, None, device, is_empty=is_empty)]
+        return [PointToPointWork(self, work, "batch", tensors[0][1], is_empty=is_empty)]
 
     def of(self, tensor: Tensor) -> Any:
         """The inner group that carries a tensor.
@@ -195,7 +229,7 @@ class PointToPoint:
         if tensor.device.type != "cpu":
             raise ArgumentError(
                 "tensors on this device cannot be sent",
-                rank=self._rank,
+                rank=self.rank,
                 argument="tensor",
                 expected="cpu or cuda" if self.has_nccl else "cpu",
                 got=tensor.device,
@@ -206,84 +240,109 @@ class PointToPoint:
         with self._making:
             if self._nccl is None:
                 store = dist.PrefixStore("cuda", self._store)
-                self._nccl = nccl.private_group(store, self._rank, self._world_size, self.timeout)
+                self._nccl = nccl.private_group(store, self.rank, self._world_size, self.timeout)
                 self._ending = nccl.Ending(self._nccl, device)
+            # torch's functions set the limit of gloo's group only.
+            self._nccl._set_default_timeout(self.timeout)
             return self._nccl
 
     def abort(self) -> None:
         """Make all messages fail, here and at the peers that take part in them."""
+        flight_recorder.forget(self)
         self.gloo.abort()
         if self._ending is not None:
             self._ending.abort()
 
     def shutdown(self) -> None:
         """Close NCCL's connections; gloo's end with the group."""
+        flight_recorder.forget(self)
         if self._ending is not None:
             self._ending.shutdown()
 
 
 class PointToPointWork(dist.Work):
-    """A send or a receive of the user.
+    """A send or a receive of the user, or a batch of them.
 
     ``work`` is ``None`` if the inner group has started nothing, or tells it by the work of a batch;
-    ``failure`` is the text of the error if the inner group's work fails; ``peer`` is ``None`` if
-    the other rank is not known; ``tensor`` is in use until the work has been waited for;
-    ``is_empty`` says whether there is nothing to send.
+    ``peer`` is ``None`` if the other rank is not known; ``number`` counts the group's messages;
+    ``is_empty`` says whether there is nothing to send. The tensor is in use until the work has been
+    waited for.
     """
 
     def __init__(
         self,
+        messages: PointToPoint,
         work: dist.Work | None,
-        failure: str,
-        peer: int | None,
-        device: torch.device,
-        tensor: Tensor | None = None,
+        method: str,
+        tensor: Tensor,
+        peer: int | None = None,
+        tag: int = 0,
         *,
         is_empty: bool = False,
     ) -> None:
         super().__init__()
-        self.is_empty, self.tensor = is_empty, tensor
+        self.messages, self.is_empty, self.notice_s = messages, is_empty, messages.notice_s
+        self.tensor: Tensor | None = tensor
         messages_in_flight[self] = None
-        self._work, self._failure, self._peer = work, failure, peer
-        self._on_stream = device.type == "cuda"  # a wait orders the stream that is current
+        self._work, self._method, self._peer, self._tag = work, method, peer, tag
+        self._number = messages.num_started - 1
+        self._on_stream = tensor.device.type == "cuda"  # a wait orders the stream that is current
         self._waited = False
         self._aside: Future[None] | None = None  # the wait, where another thread waits
 
     @untraced
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the message; a second wait does no harm, as on gloo's own works."""
-        if self._on_stream or not self._waited:
-            if self._aside is None and hears_signals() and not self._on_stream:
-                with suppress(RuntimeError):  # the system has no thread left
-                    self._aside = begun(partial(self._wait, timeout), MESSAGES)
+        if self._on_stream:
+            self._wait(timeout)
+        elif not self._waited:
+            begin_wait(self)
             try:
+                if self._aside is None and hears_signals():
+                    with suppress(RuntimeError):  # the system has no thread left
+                        self._aside = begun(partial(self._wait, timeout), MESSAGES)
                 if self._aside is None:
                     self._wait(timeout)
                 else:
-                    self._say_it_waits(self._aside)
                     self._aside.result()
-            except RuntimeError as error:
-                # Of who is late nobody knows that it is lost. gloo and NCCL have no class for it.
-                is_late = "imed out" in str(error) or "imeout" in str(error)
-                kind = CollectiveTimeoutError if is_late else PeerLostError
-                text = self._failure.replace(" lost ", " timed out waiting for ", is_late)
-                raise kind(f"{text}: {error}", peer=self._peer) from None
-            self._waited, self.tensor = True, None
+            finally:
+                end_wait(self)
+        self._waited, self.tensor = True, None
         return True
 
-    def _say_it_waits(self, aside: Future[None]) -> None:
-        """Say for which rank this rank waits, and where, if the wait is long."""
-        notice_s = hang_notice_s()
-        try:
-            aside.exception(None if math.isinf(notice_s) else notice_s)
-        except TimeoutError:
-            file, line = user_line(sys._getframe())
-            waits = self._failure.replace(" lost ", f" has waited {notice_s:g} s for ")
-            say(f"{waits} ({in_words(file, line)})")
-
     def _wait(self, timeout: timedelta) -> None:
-        if self._work is not None:
+        if self._work is None:
+            return
+        if not self._on_stream:  # gloo goes on with the limit that the group had at first
+            timeout = min(timeout or self.messages.timeout, _FOREVER)
+        try:
             self._work.wait(timeout)
+        except RuntimeError as error:
+            # Of who is late nobody knows that it is lost. gloo and NCCL have no class for it.
+            is_late = "imed out" in str(error) or "imeout" in str(error)
+            kind = CollectiveTimeoutError if is_late else PeerLostError
+            text = self._in_words("timed out waiting for" if is_late else "lost")
+            raise kind(f"{text}: {error}", peer=self._peer) from None
+
+    def _in_words(self, verb: str) -> str:
+        text = _WORDS[self._method].format(peer=self._peer, tag=self._tag)
+        return f"rank {self.messages.rank} {verb} {text}"
+
+    def has_waited(self, seconds: float) -> str:
+        """Say in words which rank has waited so long, and for whom."""
+        return self._in_words(f"has waited {seconds:g} s for")
+
+    def record(self) -> dict[str, Any]:
+        """What the flight report says of the wait."""
+        return {
+            "number": self._number,
+            "call": f"{self._method}(tag {self._tag})",
+            "meets": False,
+            "step": None,
+            "peer": self._peer,
+            "is_receive": self._method != "send",
+            "chunks": [],
+        }
 
     def is_completed(self) -> bool:
         """Whether the message is complete; gloo does not know before a wait."""

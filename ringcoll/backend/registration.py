@@ -27,6 +27,34 @@ def register(*_: object) -> None:
 
         dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         honour_device_maps(_NAME)
+    if "torch.profiler" in sys.modules:  # otherwise torch is still being imported
+        note_observers()
+
+
+def note_observers() -> None:
+    """Let execution trace observers of torch be noted while they look; a second call does no harm.
+
+    They see operators, as the profiler does, and torch tells nobody in Python that they are there.
+    """
+    from torch.profiler import ExecutionTraceObserver
+
+    start, stop = ExecutionTraceObserver.start, ExecutionTraceObserver.stop
+
+    def noted_start(self: Any) -> None:
+        from ringcoll.machine import observers
+
+        start(self)
+        if self._execution_trace_running:
+            observers.add(id(self))
+            self._observers = observers  # at Python's end nothing can be imported
+
+    def noted_stop(self: Any) -> None:
+        stop(self)
+        getattr(self, "_observers", set()).discard(id(self))
+
+    if start.__name__ != noted_start.__name__:
+        ExecutionTraceObserver.start = noted_start  # type: ignore[method-assign]
+        ExecutionTraceObserver.stop = noted_stop  # type: ignore[method-assign]
 
 
 class _RegisterBehindTorch:

@@ -30,7 +30,7 @@ from ringcoll.cost import Table
 from ringcoll.errors import FORKED, CaptureError, GroupBrokenError, RingcollError, TransportError
 from ringcoll.group.agreement import BUDGET_S, Refits, agree, refit
 from ringcoll.group.queue import Queue, Work, Workspace
-from ringcoll.machine import answered, at_end, check_goes_on, cores, gone
+from ringcoll.machine import answered, at_end, check_goes_on, cores, gone, observers
 from ringcoll.operation import Binding, BoundInstruction, Operation, Turn, drive
 from ringcoll.transport import Handle, Lane, NotYetError, Streams, Transport, capturing, with_memory
 from ringcoll.watch import (
@@ -267,7 +267,7 @@ class Communicator:
         """
         queue = self._queue
         lane = item = None
-        if _profiler._is_profiler_enabled:  # it draws the call until this function is left
+        if _profiler._is_profiler_enabled or observers:  # draws until this function is left
             drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
         with queue.turn:
             if self.state is not GroupState.OPEN:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,14 +17,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import ringcoll
+from ringcoll.backend import point_to_point
 from ringcoll.backend import process_group as backend
 from ringcoll.backend.point_to_point import PointToPointWork
 from ringcoll.errors import (
     ArgumentError,
     CollectiveTimeoutError,
+    PeerLostError,
     TransportError,
 )
 from ringcoll.transport import streams
+from ringcoll.watch import awaited, flight_recorder, read_record, report
 from tests.fakes import fake_nccl
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.second_device import FIRST, Elsewhere
@@ -297,7 +304,8 @@ def test_nccl_is_made_when_the_first_message_comes(channels: dict[int, Channel])
     group.send([far], 0)
     group.recv([far], 0)
     assert channels[0].timeout == timedelta(seconds=30)
-    group.set_timeout(timedelta(seconds=40))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), group)
+    group.send([far], 0)
     assert channels[0].timeout == timedelta(seconds=40)
 
 
@@ -327,7 +335,8 @@ class Asked:
 def test_waits_order_each_stream(device: torch.device, waits: int, completed: bool):
     """A work of NCCL's is asked each time; one of gloo's hangs if it is asked twice."""
     asked: Any = Asked()
-    message = PointToPointWork(asked, "lost", None, device)
+    tensor = torch.zeros(1) if device == CPU else torch.zeros(1).as_subclass(Elsewhere)
+    message = PointToPointWork(alone()._messages, asked, "recv", tensor, 1)
     assert not message.is_completed()
     assert message.wait()
     assert message.wait()
@@ -345,17 +354,119 @@ def test_a_message_that_does_not_come_is_late_and_nobody_is_lost():
     assert caught.value.__suppress_context__
 
 
-def test_a_rank_that_waits_for_a_message_says_so_once(
+# What both ranks of two wait in, and what they say.
+MUTE = {
+    "recv": (lambda group, peer: group.recv([torch.empty(3)], peer, 7), "received from it"),
+    "send": (lambda group, peer: group.send([torch.empty(3)], peer, 7), "sent to it"),
+    "recv_anysource": (lambda group, peer: group.recv_anysource([torch.empty(3)], 7), "any"),
+}
+
+
+@pytest.mark.parametrize("hears", [False, True])
+@pytest.mark.parametrize("method", MUTE)
+def test_ranks_that_wait_for_each_others_messages_say_so_and_are_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str, hears: bool
+):
+    """Whether the program hears signals or not: the wait is in another thread if it does."""
+    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "0.3")
+    monkeypatch.setattr(point_to_point, "hears_signals", lambda: hears)
+    call, doing = MUTE[method]
+    both_wait = threading.Barrier(3, timeout=30)
+
+    def main(group: backend.ProcessGroup) -> None:
+        group.set_timeout(timedelta(seconds=2))
+        work = call(group, 1 - group.rank())
+        both_wait.wait()
+        try:
+            with pytest.raises((CollectiveTimeoutError, PeerLostError)):
+                work.wait()
+        finally:
+            group.shutdown()
+
+    ranks = threading.Thread(target=on_threads, args=(main,))
+    ranks.start()
+    both_wait.wait()
+    time.sleep(1)
+    told = report([read_record(json.dumps(flight_recorder.record()))])
+    ranks.join(30)
+    said = sorted(item.getMessage() for item in caplog.records if "waited" in item.getMessage())
+    assert len(said) == 2
+    for rank, text in enumerate(said):
+        whom = "a rank" if method == "recv_anysource" else f"rank {1 - rank}"
+        assert text.startswith(f"rank {rank} has waited 0.3 s for {whom}, while it "), text
+        place = (
+            rf"{doing} with tag 7 \(.*test_point_to_point\.py:\d+\); `ringcoll dump {os.getpid()}`"
+        )
+        assert re.search(place, text), text
+    assert told[0] == "group 1, 2 ranks over sends and receives: 2 in an operation"
+    for rank, line in enumerate(told[1:]):
+        waits = {
+            "recv": f"waits for data of rank {1 - rank}",
+            "send": f"waits until rank {1 - rank} takes data",
+            "recv_anysource": "waits for data of any rank",
+        }[method]
+        start = f"  rank {rank} (pid {os.getpid()}) is in {method} #1, {waits}; at "
+        assert line.startswith(start), line
+
+
+def test_a_wait_that_is_over_is_said_by_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "0.2")
-    group = backend.ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=0.7))
-    with pytest.raises(CollectiveTimeoutError):
-        group.recv_anysource([torch.empty(3)], 7).wait()
-    (said,) = [item.getMessage() for item in caplog.records]
-    start = "rank 0 has waited 0.2 s for a rank, while it received from any with tag 7 ("
-    assert said.startswith(start), said
-    assert re.search(r"test_point_to_point\.py:\d+\)$", said), said
+    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "0.3")
+
+    def main(group: backend.ProcessGroup) -> None:
+        tensor, peer = torch.zeros(2), 1 - group.rank()
+        for _ in range(3):
+            works = [group.recv([torch.zeros(2)], peer), group.send([tensor], peer)]
+            for work in works:
+                work.wait()
+            time.sleep(0.2)
+        assert not [each for each in awaited() if each.messages is group._messages]
+
+    assert on_threads(main) == [None, None]
+    assert not [item for item in caplog.records if "waited" in item.getMessage()]
+
+
+@pytest.mark.parametrize("by", ["set_timeout", "_set_pg_timeout"])
+@pytest.mark.parametrize("method", MUTE)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_limit_that_is_set_later_holds_for_messages(
+    monkeypatch: pytest.MonkeyPatch, by: str, method: str, before: bool
+):
+    """Also for a message that was started before, as long as nobody waits for it yet."""
+
+    def main(group: backend.ProcessGroup) -> float:
+        monkeypatch.setitem(c10d._world.pg_group_ranks, group, {0: 0, 1: 1})
+        work = MUTE[method][0](group, 1 - group.rank()) if before else None
+        if by == "set_timeout":
+            group.set_timeout(timedelta(seconds=0.4))
+        else:
+            c10d._set_pg_timeout(timedelta(seconds=0.4), group)
+        work = work or MUTE[method][0](group, 1 - group.rank())
+        start = time.monotonic()
+        with pytest.raises((CollectiveTimeoutError, PeerLostError)):
+            work.wait()
+        return time.monotonic() - start
+
+    for waited_s in on_threads(main):
+        assert waited_s < 10, waited_s  # and not the 20 s of before
+
+
+@pytest.mark.parametrize("limit", [timedelta(seconds=30), timedelta.max])
+def test_a_limit_may_become_longer_and_as_long_as_one_likes(limit: timedelta):
+    def main(rank: int) -> list[float]:
+        group = backend.ProcessGroup(store, rank, 2, timedelta(seconds=0.3))
+        arrived = torch.zeros(2)
+        group.set_timeout(limit)
+        if rank == 0:
+            group.recv([arrived], 1).wait()
+        else:
+            time.sleep(0.8)
+            group.send([torch.tensor([3.0, 4.0])], 0).wait(timedelta.max)
+        return arrived.tolist()
+
+    store = dist.HashStore()
+    assert together(2, main) == [[3.0, 4.0], [0.0, 0.0]]
 
 
 def on_threads(main: Callable[[backend.ProcessGroup], Any]) -> list[Any]:
