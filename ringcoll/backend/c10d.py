@@ -32,10 +32,9 @@ from torch.utils._python_dispatch import (
 )
 
 from ringcoll.algorithms import required, where_possible
-from ringcoll.backend.registration import note_observers
 from ringcoll.errors import ArgumentError
 from ringcoll.group import Work
-from ringcoll.machine import as_algorithm, is_rules, observers, rules_in, untraced
+from ringcoll.machine import as_algorithm, is_rules, note_observers, observers, rules_in, untraced
 from ringcoll.reduction import Reproducible, check_level
 from ringcoll.schedule import Schedule, contract
 from ringcoll.transport import catalogue

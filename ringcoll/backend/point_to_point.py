@@ -27,7 +27,6 @@ from torch import Tensor
 from ringcoll.collectives import messages_in_flight, peer_of, refused
 from ringcoll.errors import (
     FORKED,
-    ArgumentError,
     CollectiveTimeoutError,
     GroupBrokenError,
     PeerLostError,
@@ -45,7 +44,7 @@ from ringcoll.machine import (
     within,
 )
 from ringcoll.transport import nccl, with_memory
-from ringcoll.watch import SENDS, Lives, awaited, begin_wait, end_wait, flight_recorder
+from ringcoll.watch import SENDS, Lives, begin_wait, flight_recorder, waits
 
 _LARGEST_TAG = 2**31 - 1
 _FOREVER = timedelta(seconds=FOREVER_S)
@@ -61,14 +60,8 @@ _WORDS = {
 class PointToPoint:
     """The inner groups that carry the user's messages, over the store of the group."""
 
-    def __init__(
-        self,
-        store: dist.Store,
-        rank: int,
-        world_size: int,
-        timeout: timedelta,
-        lives: Lives | None = None,
-    ) -> None:
+    def __init__(self, store: dist.Store, timeout: timedelta, lives: Lives) -> None:
+        rank, world_size = lives.rank, lives.world_size
         self._store, self.rank, self._world_size = store, rank, world_size
         self.gloo: Any = with_threads(
             dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, world_size, timeout=timeout)
@@ -144,12 +137,11 @@ class PointToPoint:
 
     def snapshot(self) -> dict[str, Any]:
         """The message that this rank waits for: see `ringcoll.watch.flight_report`."""
-        waits = (each for each in awaited() if isinstance(each, PointToPointWork))
-        running = next((each.record() for each in waits if each.messages is self), None)
-        if running is not None and self._lives is not None:
+        works = (work for work in waits.copy() if work.messages is self)
+        running = next((work.record() for work in works), None)
+        if running is not None:
             with suppress(TimeoutError):
                 within(_LOOK_S, self._lives.look)
-        processes = {} if self._lives is None else self._lives.processes
         last = {"number": self.num_started - 1, "call": "message", "complete": True}
         return {
             "group": self._token,
@@ -160,8 +152,7 @@ class PointToPoint:
             "operations": [last] * bool(self.num_started),
             "running": running,
             "queued": [],
-            "pids": {str(rank): process.pid for rank, process in processes.items()},
-            "elsewhere": [] if self._lives is None else sorted(self._lives.elsewhere),
+            **self._lives.told(),
         }
 
     def memory_of(self, tensor: Tensor, *, is_receive: bool) -> Tensor:
@@ -176,13 +167,9 @@ class PointToPoint:
         tensor = with_memory(tensor, self.rank)
         is_view = tensor.is_conj() or tensor.is_neg()
         if not tensor.is_contiguous() or (is_receive and is_view):
-            raise ArgumentError(
-                "the memory cannot be a message's",
-                rank=self.rank,
-                argument="tensor",
-                expected="a contiguous tensor, no conjugate or negative view to receive into",
-                got="a conjugate or negative view" if is_view else f"strides {tensor.stride()}",
-            )
+            expected = "a contiguous tensor, no conjugate or negative view to receive into"
+            got = "a conjugate or negative view" if is_view else f"strides {tensor.stride()}"
+            raise refused("the memory cannot be a message's", "tensor", expected, got, self.rank)
         return tensor.resolve_conj().resolve_neg() if is_view else tensor
 
     def batched(
@@ -227,13 +214,9 @@ class PointToPoint:
         if tensor.device.type == "cuda" and self.has_nccl:
             return self._of_cuda(tensor.device)
         if tensor.device.type != "cpu":
-            raise ArgumentError(
-                "tensors on this device cannot be sent",
-                rank=self.rank,
-                argument="tensor",
-                expected="cpu or cuda" if self.has_nccl else "cpu",
-                got=tensor.device,
-            )
+            expected = "cpu or cuda" if self.has_nccl else "cpu"
+            message = "tensors on this device cannot be sent"
+            raise refused(message, "tensor", expected, tensor.device, self.rank)
         return self.gloo
 
     def _of_cuda(self, device: torch.device) -> Any:
@@ -306,7 +289,7 @@ class PointToPointWork(dist.Work):
                 else:
                     self._aside.result()
             finally:
-                end_wait(self)
+                waits.pop(self, None)
         self._waited, self.tensor = True, None
         return True
 

@@ -126,7 +126,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             refit=self.options.refit,
         )
         self._coalesced: list[Work] | None = None
-        self._messages = PointToPoint(store, rank, world_size, timeout, lives)
+        self._messages = PointToPoint(store, timeout, lives)
         # For CUDA tensors torch sees gloo's group, too. torch would connect NCCL's group at once
         # if torch has got a `device_id`, and in vain if ranks share a GPU.
         for device in devices or (("cpu", "cuda") if self._messages.has_nccl else ("cpu",)):

@@ -1,7 +1,7 @@
 """Registration: the name "ringcoll" becomes known to torch.distributed, without importing torch.
 
 `import ringcoll` calls `when_torch_is_imported`. torch calls `register` at the end of its own
-import: it is an entry point of the group ``torch.backends``, which takes 4 ms and imports nothing
+import: it is an entry point of the group ``torch.backends``, which takes 4 ms and imports little
 else of the library. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns that off; from 2.14 on torch then
 still looks into the group ``torch.distributed.backends``.
 """
@@ -28,33 +28,9 @@ def register(*_: object) -> None:
         dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         honour_device_maps(_NAME)
     if "torch.profiler" in sys.modules:  # otherwise torch is still being imported
+        from ringcoll.machine import note_observers
+
         note_observers()
-
-
-def note_observers() -> None:
-    """Let execution trace observers of torch be noted while they look; a second call does no harm.
-
-    They see operators, as the profiler does, and torch tells nobody in Python that they are there.
-    """
-    from torch.profiler import ExecutionTraceObserver
-
-    start, stop = ExecutionTraceObserver.start, ExecutionTraceObserver.stop
-
-    def noted_start(self: Any) -> None:
-        from ringcoll.machine import observers
-
-        start(self)
-        if self._execution_trace_running:
-            observers.add(id(self))
-            self._observers = observers  # at Python's end nothing can be imported
-
-    def noted_stop(self: Any) -> None:
-        stop(self)
-        getattr(self, "_observers", set()).discard(id(self))
-
-    if start.__name__ != noted_start.__name__:
-        ExecutionTraceObserver.start = noted_start  # type: ignore[method-assign]
-        ExecutionTraceObserver.stop = noted_stop  # type: ignore[method-assign]
 
 
 class _RegisterBehindTorch:

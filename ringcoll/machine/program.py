@@ -209,14 +209,6 @@ def in_words(file: str, line: int) -> str:
     return f"{file}:{line}" if file else ""
 
 
-# --- who looks on ---------------------------------------------------------------------------
-
-observers: set[int] = set()
-"""Torch's execution trace observers that look, by identity; torch's C++ alone knows of them.
-
-`ringcoll.backend.registration` enters them.
-"""
-
 # --- torch.compile, which traces into every function that it meets ------------------------
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from contextlib import suppress
-from typing import Protocol
+from typing import Any
 
 from ringcoll.errors import GroupBrokenError
 from ringcoll.machine import in_words, line_of_thread, started
@@ -19,27 +19,20 @@ from ringcoll.watch.notices import say
 
 _POLL_S = 0.1  # between two looks while somebody waits
 
+waits: dict[Any, tuple[int, float]] = {}
+"""Works that are waited for: by which thread, and since when. The oldest come first.
 
-class Awaited(Protocol):
-    """A message that a thread waits for."""
-
-    @property
-    def notice_s(self) -> float:
-        """Seconds after which the rank says that it waits."""
-
-    def has_waited(self, seconds: float) -> str:
-        """Say in words which rank has waited so long, and for whom."""
-
-
-_waits: dict[Awaited, tuple[int, float]] = {}  # the thread, and since when; the oldest first
+A work has ``notice_s``, the time after which its rank says that it waits, and ``has_waited(s)``,
+the words for that.
+"""
 _somebody = threading.Event()
 _thread: threading.Thread | None = None
 
 
-def begin_wait(message: Awaited) -> None:
-    """Note that this thread waits for a message, until `end_wait`."""
+def begin_wait(work: Any) -> None:
+    """Note that this thread waits for a work, until the caller takes it out of `waits`."""
     global _thread  # noqa: PLW0603  # the process has a single one
-    _waits[message] = threading.get_ident(), time.monotonic()
+    waits[work] = threading.get_ident(), time.monotonic()
     if not _somebody.is_set():
         _somebody.set()
         if _thread is None:
@@ -47,45 +40,35 @@ def begin_wait(message: Awaited) -> None:
                 _thread = started(_watch, "ringcoll-waits")
 
 
-def end_wait(message: Awaited) -> None:
-    """Note that the wait is over."""
-    _waits.pop(message, None)
-
-
-def awaited() -> list[Awaited]:
-    """All messages that threads of this process wait for, those that have waited longest first."""
-    return [*_waits.copy()]
-
-
 def _watch() -> None:
-    said: set[Awaited] = set()
+    said: set[Any] = set()
     while True:
         _somebody.wait()
         time.sleep(_POLL_S)
         said = _look(said)
 
 
-def _look(said: set[Awaited]) -> set[Awaited]:
+def _look(said: set[Any]) -> set[Any]:
     """Say which waits are long, except for those that were said; return those that were."""
-    waits, now = _waits.copy(), time.monotonic()
-    if not waits:
+    now_waiting, now = waits.copy(), time.monotonic()
+    if not now_waiting:
         _somebody.clear()
-        if _waits:  # somebody has begun meanwhile, and seen the event still set
+        if waits:  # somebody has begun meanwhile, and seen the event still set
             _somebody.set()
-    for message, (thread, since) in waits.items():
-        if message not in said and now - since > message.notice_s:
+    for work, (thread, since) in now_waiting.items():
+        if work not in said and now - since > work.notice_s:
             site = in_words(*line_of_thread(thread))
-            said.add(message)
+            said.add(work)
             say(
-                f"{message.has_waited(message.notice_s)}{f' ({site})' * bool(site)}; "
+                f"{work.has_waited(work.notice_s)}{f' ({site})' * bool(site)}; "
                 f"`ringcoll dump {os.getpid()}` shows all ranks"
             )
-    return said & waits.keys()
+    return said & now_waiting.keys()
 
 
 def _in_child() -> None:
     global _somebody, _thread  # as above
-    _waits.clear()
+    waits.clear()
     _somebody, _thread = threading.Event(), None
 
 

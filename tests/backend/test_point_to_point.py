@@ -27,7 +27,7 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.transport import streams
-from ringcoll.watch import awaited, flight_recorder, read_record, report
+from ringcoll.watch import flight_recorder, read_record, report, waits
 from tests.fakes import fake_nccl
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.second_device import FIRST, Elsewhere
@@ -421,7 +421,7 @@ def test_a_wait_that_is_over_is_said_by_nobody(
             for work in works:
                 work.wait()
             time.sleep(0.2)
-        assert not [each for each in awaited() if each.messages is group._messages]
+        assert not [work for work in waits.copy() if work.messages is group._messages]
 
     assert on_threads(main) == [None, None]
     assert not [item for item in caplog.records if "waited" in item.getMessage()]
