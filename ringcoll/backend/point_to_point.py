@@ -44,17 +44,11 @@ from ringcoll.machine import (
     within,
 )
 from ringcoll.transport import nccl, with_memory
-from ringcoll.watch import SENDS, Lives, begin_wait, flight_recorder, waits
+from ringcoll.watch import SENDS, Lives, UserMessage, begin_wait, flight_recorder, waits
 
 _LARGEST_TAG = 2**31 - 1
 _FOREVER = timedelta(seconds=FOREVER_S)
 _LOOK_S = 0.5  # for a look at the processes of the other ranks; who asks waits for 2 s
-_WORDS = {
-    "send": "rank {peer}, while it sent to it with tag {tag}",
-    "recv": "rank {peer}, while it received from it with tag {tag}",
-    "recv_anysource": "a rank, while it received from any with tag {tag}",
-    "batch": "a rank, in a batch of sends and receives",
-}
 
 
 class PointToPoint:
@@ -137,8 +131,8 @@ class PointToPoint:
 
     def snapshot(self) -> dict[str, Any]:
         """The message that this rank waits for: see `ringcoll.watch.flight_report`."""
-        works = (work for work in waits.copy() if work.messages is self)
-        running = next((work.record() for work in works), None)
+        own = (message for message in waits.copy() if message.group == id(self))
+        running = next((message.record() for message in own), None)
         if running is not None:
             with suppress(TimeoutError):
                 within(_LOOK_S, self._lives.look)
@@ -247,9 +241,8 @@ class PointToPointWork(dist.Work):
     """A send or a receive of the user, or a batch of them.
 
     ``work`` is ``None`` if the inner group has started nothing, or tells it by the work of a batch;
-    ``peer`` is ``None`` if the other rank is not known; ``number`` counts the group's messages;
-    ``is_empty`` says whether there is nothing to send. The tensor is in use until the work has been
-    waited for.
+    ``peer`` is ``None`` if the other rank is not known; ``is_empty`` says whether there is nothing
+    to send. The tensor is in use until the work has been waited for.
     """
 
     def __init__(
@@ -264,11 +257,12 @@ class PointToPointWork(dist.Work):
         is_empty: bool = False,
     ) -> None:
         super().__init__()
-        self.messages, self.is_empty, self.notice_s = messages, is_empty, messages.notice_s
+        self.is_empty = is_empty
         self.tensor: Tensor | None = tensor
         messages_in_flight[self] = None
-        self._work, self._method, self._peer, self._tag = work, method, peer, tag
-        self._number = messages.num_started - 1
+        self._messages, self._work = messages, work
+        number = messages.num_started - 1
+        self._message = UserMessage(id(messages), number, messages.rank, method, peer, tag)
         self._on_stream = tensor.device.type == "cuda"  # a wait orders the stream that is current
         self._waited = False
         self._aside: Future[None] | None = None  # the wait, where another thread waits
@@ -277,55 +271,24 @@ class PointToPointWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the message; a second wait does no harm, as on gloo's own works."""
         if self._on_stream:
-            self._wait(timeout)
+            _wait(self._work, timeout, self._message)
         elif not self._waited:
-            begin_wait(self)
+            # gloo alone would go on with the limit that the group had at first.
+            limit = min(timeout or self._messages.timeout, _FOREVER)
+            wait = partial(_wait, self._work, limit, self._message)
+            begin_wait(self._message, self._messages.notice_s)
             try:
                 if self._aside is None and hears_signals():
                     with suppress(RuntimeError):  # the system has no thread left
-                        self._aside = begun(partial(self._wait, timeout), MESSAGES)
+                        self._aside = begun(wait, MESSAGES)
                 if self._aside is None:
-                    self._wait(timeout)
+                    wait()
                 else:
                     self._aside.result()
             finally:
-                waits.pop(self, None)
+                waits.pop(self._message, None)
         self._waited, self.tensor = True, None
         return True
-
-    def _wait(self, timeout: timedelta) -> None:
-        if self._work is None:
-            return
-        if not self._on_stream:  # gloo goes on with the limit that the group had at first
-            timeout = min(timeout or self.messages.timeout, _FOREVER)
-        try:
-            self._work.wait(timeout)
-        except RuntimeError as error:
-            # Of who is late nobody knows that it is lost. gloo and NCCL have no class for it.
-            is_late = "imed out" in str(error) or "imeout" in str(error)
-            kind = CollectiveTimeoutError if is_late else PeerLostError
-            text = self._in_words("timed out waiting for" if is_late else "lost")
-            raise kind(f"{text}: {error}", peer=self._peer) from None
-
-    def _in_words(self, verb: str) -> str:
-        text = _WORDS[self._method].format(peer=self._peer, tag=self._tag)
-        return f"rank {self.messages.rank} {verb} {text}"
-
-    def has_waited(self, seconds: float) -> str:
-        """Say in words which rank has waited so long, and for whom."""
-        return self._in_words(f"has waited {seconds:g} s for")
-
-    def record(self) -> dict[str, Any]:
-        """What the flight report says of the wait."""
-        return {
-            "number": self._number,
-            "call": f"{self._method}(tag {self._tag})",
-            "meets": False,
-            "step": None,
-            "peer": self._peer,
-            "is_receive": self._method != "send",
-            "chunks": [],
-        }
 
     def is_completed(self) -> bool:
         """Whether the message is complete; gloo does not know before a wait."""
@@ -347,3 +310,16 @@ class PointToPointWork(dist.Work):
         return int(self._work._source_rank())
 
     source_rank = _source_rank
+
+
+def _wait(work: dist.Work | None, timeout: timedelta, message: UserMessage) -> None:
+    """Wait for a work of torch; a thread that runs it holds no group of torch."""
+    try:
+        if work is not None:
+            work.wait(timeout)
+    except RuntimeError as error:
+        # Of who is late nobody knows that it is lost. gloo and NCCL have no class for it.
+        is_late = "imed out" in str(error) or "imeout" in str(error)
+        kind = CollectiveTimeoutError if is_late else PeerLostError
+        text = message.in_words("timed out waiting for" if is_late else "lost")
+        raise kind(f"{text}: {error}", peer=message.peer) from None

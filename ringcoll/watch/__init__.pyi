@@ -20,5 +20,6 @@ from .notices import STORE_S as STORE_S
 from .notices import announce as announce
 from .notices import monitored_barrier as monitored_barrier
 from .notices import say as say
+from .waits import UserMessage as UserMessage
 from .waits import begin_wait as begin_wait
 from .waits import waits as waits

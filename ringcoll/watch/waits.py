@@ -1,8 +1,11 @@
 """Waits for the user's own messages: a rank that has waited long says for whom.
 
 Problem: ``dist.recv`` waits in C++, where no Python runs, and its message is no operation that a
-`Monitor` sees. So one thread of the process looks at all such waits. It sleeps while nobody waits,
-and a wait costs an entry in a table.
+`Monitor` sees. So one thread of the process looks at all such waits, some times a second. A wait
+itself costs an entry in a table.
+
+The table has plain data only: a thread that let go of a group of torch as the last one would end
+the process, if Python ends meanwhile.
 """
 
 from __future__ import annotations
@@ -11,65 +14,80 @@ import os
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
 from ringcoll.machine import in_words, line_of_thread, started
 from ringcoll.watch.notices import say
 
-_POLL_S = 0.1  # between two looks while somebody waits
-
-waits: dict[Any, tuple[int, float]] = {}
-"""Works that are waited for: by which thread, and since when. The oldest come first.
-
-A work has ``notice_s``, the time after which its rank says that it waits, and ``has_waited(s)``,
-the words for that.
-"""
-_somebody = threading.Event()
-_thread: threading.Thread | None = None
+_POLL_S = 0.2  # between two looks
+_WORDS = {
+    "send": "rank {0.peer}, while it sent to it with tag {0.tag}",
+    "recv": "rank {0.peer}, while it received from it with tag {0.tag}",
+    "recv_anysource": "a rank, while it received from any with tag {0.tag}",
+    "batch": "a rank, in a batch of sends and receives",
+}
 
 
-def begin_wait(work: Any) -> None:
-    """Note that this thread waits for a work, until the caller takes it out of `waits`."""
-    global _thread  # noqa: PLW0603  # the process has a single one
-    waits[work] = threading.get_ident(), time.monotonic()
-    if not _somebody.is_set():
-        _somebody.set()
-        if _thread is None:
-            with suppress(GroupBrokenError, RuntimeError):  # the program ends, or has no threads
-                _thread = started(_watch, "ringcoll-waits")
+class UserMessage(NamedTuple):
+    """A message of the user's; ``group`` and ``number`` say which, ``peer`` may be unknown."""
+
+    group: int
+    number: int
+    rank: int
+    method: str
+    peer: int | None
+    tag: int
+
+    def in_words(self, verb: str) -> str:
+        """What the message's rank does: it ``verb`` another one."""
+        return f"rank {self.rank} {verb} {_WORDS[self.method].format(self)}"
+
+    def record(self) -> dict[str, Any]:
+        """The wait for the message, as `ringcoll.watch.flight_report` has an operation."""
+        return {
+            "number": self.number,
+            "call": f"{self.method}(tag {self.tag})",
+            "meets": False,
+            "step": None,
+            "peer": self.peer,
+            "is_receive": self.method != "send",
+            "chunks": [],
+        }
+
+
+waits: dict[UserMessage, tuple[int, float, float]] = {}
+"""The thread that waits, since when, and after how many seconds that is said; the oldest first."""
+_unwatched = threading.Lock()  # held from when the thread begins
+
+
+def begin_wait(message: UserMessage, notice_s: float) -> None:
+    """Note that this thread waits for a message, until the caller takes it out of `waits`."""
+    waits[message] = threading.get_ident(), time.monotonic(), notice_s
+    if _unwatched.acquire(blocking=False):
+        with suppress(GroupBrokenError, RuntimeError):  # the program ends, or has no threads
+            started(_watch, "ringcoll-waits")
 
 
 def _watch() -> None:
-    said: set[Any] = set()
+    said: set[UserMessage] = set()
     while True:
-        _somebody.wait()
         time.sleep(_POLL_S)
-        said = _look(said)
-
-
-def _look(said: set[Any]) -> set[Any]:
-    """Say which waits are long, except for those that were said; return those that were."""
-    now_waiting, now = waits.copy(), time.monotonic()
-    if not now_waiting:
-        _somebody.clear()
-        if waits:  # somebody has begun meanwhile, and seen the event still set
-            _somebody.set()
-    for work, (thread, since) in now_waiting.items():
-        if work not in said and now - since > work.notice_s:
-            site = in_words(*line_of_thread(thread))
-            said.add(work)
-            say(
-                f"{work.has_waited(work.notice_s)}{f' ({site})' * bool(site)}; "
-                f"`ringcoll dump {os.getpid()}` shows all ranks"
-            )
-    return said & now_waiting.keys()
+        said &= waits.keys()
+        for message, (thread, since, notice_s) in waits.copy().items():
+            if message not in said and time.monotonic() - since > notice_s:
+                said.add(message)
+                site = in_words(*line_of_thread(thread))
+                say(
+                    f"{message.in_words(f'has waited {notice_s:g} s for')}"
+                    f"{f' ({site})' * bool(site)}; `ringcoll dump {os.getpid()}` shows all ranks"
+                )
 
 
 def _in_child() -> None:
-    global _somebody, _thread  # as above
+    global _unwatched  # noqa: PLW0603  # the process has a single one
     waits.clear()
-    _somebody, _thread = threading.Event(), None
+    _unwatched = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -195,8 +195,8 @@ WRONG_TAGS = [-1, 2**31, 2**70, None, 0.5, "1"]
 ])  # fmt: skip
 def test_gloo_gets_no_message_that_it_cannot_send(argument: str, wrong: Any) -> None:
     """gloo ends the process on a peer that is not there; the rank is 0 of two."""
-    group = with_another()
-    right = {"tensors": [torch.ones(2)], "peer": 1, "tag": 0}
+    group: Any = with_another()
+    right: dict[str, Any] = {"tensors": [torch.ones(2)], "peer": 1, "tag": 0}
     tensors, peer, tag = (right | {argument: wrong}).values()
     calls: dict[str, Callable[[], Any]] = {
         "dst": lambda: group.send(tensors, peer, tag),
@@ -227,7 +227,7 @@ def world() -> Iterator[None]:
 
 
 def test_no_function_of_torch_reaches_a_peer_that_is_not_there(world: None) -> None:
-    tensor = torch.ones(2)
+    tensor, group = torch.ones(2), cast("Any", dist.group.WORLD)
     calls: list[Callable[[], Any]] = [
         lambda: dist.send(tensor, 9),
         lambda: dist.isend(tensor, 9),
@@ -239,7 +239,7 @@ def test_no_function_of_torch_reaches_a_peer_that_is_not_there(world: None) -> N
         lambda: dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, 0)]),
         lambda: dist.send_object_list([1], 9),
         lambda: dist.recv_object_list([1], 9),
-        lambda: dist.group.WORLD.send([tensor], dst=9, tag=1),
+        lambda: group.send([tensor], dst=9, tag=1),
         lambda: torch.ops._c10d_functional.isend(tensor, 9, 0, "0"),
         lambda: torch.ops._c10d_functional.batch_p2p_ops(["irecv"], [9], [0], [tensor], "0"),
     ]
@@ -371,25 +371,38 @@ def test_ranks_that_wait_for_each_others_messages_say_so_and_are_shown(
     monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "0.3")
     monkeypatch.setattr(point_to_point, "hears_signals", lambda: hears)
     call, doing = MUTE[method]
-    both_wait = threading.Barrier(3, timeout=30)
+    store, both_wait = dist.HashStore(), threading.Barrier(3, timeout=30)
+    make = lambda rank: backend.ProcessGroup(store, rank, 2, timedelta(seconds=40))  # noqa: E731
+    groups = together(2, make)
 
-    def main(group: backend.ProcessGroup) -> None:
-        group.set_timeout(timedelta(seconds=2))
-        work = call(group, 1 - group.rank())
+    def main(rank: int) -> bool:
+        work = call(groups[rank], 1 - rank)
         both_wait.wait()
-        try:
-            with pytest.raises((CollectiveTimeoutError, PeerLostError)):
-                work.wait()
-        finally:
-            group.shutdown()
+        return work.wait()  # type: ignore[no-any-return]
 
-    ranks = threading.Thread(target=on_threads, args=(main,))
+    def notices() -> list[str]:
+        said = [item.getMessage() for item in caplog.records]
+        return sorted(text for text in said if "has waited" in text)
+
+    results: list[Any] = []
+    ranks = threading.Thread(target=lambda: results.extend(together(2, main)))
     ranks.start()
     both_wait.wait()
-    time.sleep(1)
+    deadline = time.monotonic() + 20
+    while len(notices()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
     told = report([read_record(json.dumps(flight_recorder.record()))])
+    time.sleep(0.5)  # nothing is said twice
+    said = notices()
+    answers = [
+        (group.recv if method == "send" else group.send)([torch.empty(3)], 1 - rank, 7)
+        for rank, group in enumerate(groups)
+    ]
+    assert all(answer.wait() for answer in answers)
     ranks.join(30)
-    said = sorted(item.getMessage() for item in caplog.records if "waited" in item.getMessage())
+    assert results == [True, True]
+    for group in groups:
+        group.shutdown()
     assert len(said) == 2
     for rank, text in enumerate(said):
         whom = "a rank" if method == "recv_anysource" else f"rank {1 - rank}"
@@ -421,7 +434,7 @@ def test_a_wait_that_is_over_is_said_by_nobody(
             for work in works:
                 work.wait()
             time.sleep(0.2)
-        assert not [work for work in waits.copy() if work.messages is group._messages]
+        assert not [each for each in waits.copy() if each.group == id(group._messages)]
 
     assert on_threads(main) == [None, None]
     assert not [item for item in caplog.records if "waited" in item.getMessage()]
@@ -436,7 +449,7 @@ def test_a_limit_that_is_set_later_holds_for_messages(
     """Also for a message that was started before, as long as nobody waits for it yet."""
 
     def main(group: backend.ProcessGroup) -> float:
-        monkeypatch.setitem(c10d._world.pg_group_ranks, group, {0: 0, 1: 1})
+        monkeypatch.setitem(c10d._world.pg_group_ranks, cast("Any", group), {0: 0, 1: 1})
         work = MUTE[method][0](group, 1 - group.rank()) if before else None
         if by == "set_timeout":
             group.set_timeout(timedelta(seconds=0.4))
