@@ -294,7 +294,7 @@ def test_the_interface_of_the_users_own_messages(monkeypatch: pytest.MonkeyPatch
     """Those of `dist.send` in the backend: a group of torch, which reads the variable."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_interface")
     with pytest.raises(RuntimeError, match="no_such_interface"):
-        PointToPoint(dist.HashStore(), 0, 1, timedelta(seconds=5))
+        PointToPoint(store := dist.HashStore(), timedelta(seconds=5), Lives(store, 0, 1))
 
 
 def test_the_interfaces_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:

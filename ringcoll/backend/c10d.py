@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import (
 from ringcoll.algorithms import required, where_possible
 from ringcoll.errors import ArgumentError
 from ringcoll.group import Work
-from ringcoll.machine import as_algorithm, is_rules, rules_in, untraced
+from ringcoll.machine import as_algorithm, is_rules, note_observers, observers, rules_in, untraced
 from ringcoll.reduction import Reproducible, check_level
 from ringcoll.schedule import Schedule, contract
 from ringcoll.transport import catalogue
@@ -317,6 +317,7 @@ def mend_torch(group_class: type) -> object:
     _mend_built_in_hook(group_class)
     _mend_monitored_barrier(group_class)
     _mend_batches(group_class)
+    note_observers()
     return _mend_bypasses()
 
 
@@ -413,7 +414,15 @@ def _mend_batches(group_class: type) -> None:
         dist.distributed_c10d._check_p2p_op_list(p2p_op_list)
         group: Any = p2p_op_list[0].group
         if isinstance(group, group_class):
-            messages = [(each.tensor, each.op is dist.irecv) for each in p2p_op_list]
+            messages = [
+                (
+                    "recv" if each.op is dist.irecv else "send",
+                    each.tensor,
+                    each.group_peer,
+                    each.tag,
+                )
+                for each in p2p_op_list
+            ]
             start = functools.partial(native, [*map(_resolved, p2p_op_list)])
             return group.batched(start, messages)  # type: ignore[no-any-return,attr-defined]
         return native(p2p_op_list)
@@ -448,8 +457,8 @@ def _registered(out: Tensor, work: dist.Work) -> Tensor:
 
 
 def is_watched() -> bool:
-    """Whether a dispatch mode of this thread, or torch's profiler, looks at calls."""
-    return _profiler._is_profiler_enabled or bool(_num_modes())
+    """Whether a dispatch mode of this thread, torch's profiler or its observer looks at calls."""
+    return _profiler._is_profiler_enabled or bool(_num_modes() or observers)
 
 
 class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]

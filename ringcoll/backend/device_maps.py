@@ -19,6 +19,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
@@ -65,6 +66,10 @@ def honour_device_maps(name: str) -> None:
         timeout = call.arguments.get("timeout")
         if isinstance(timeout, timedelta):  # C++ would turn a very long one into a negative one
             call.arguments["timeout"] = min(timeout, timedelta(seconds=FOREVER_S))
+        # Where torch chooses a device for a group, it takes the first of these that is not the CPU.
+        # It is too early to ask for a GPU when the backend is registered: that starts CUDA.
+        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        _c10d.Backend.backend_capability[name] = devices
         if ":" not in backend:
             return native(*call.args, **call.kwargs)
         backends = _c10d.BackendConfig(backend).get_device_backend_map()

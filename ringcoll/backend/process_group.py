@@ -114,7 +114,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._store = store
         # So that a death before the first call is seen.
         own = answered(store, timeout.total_seconds(), lambda: common(store))
-        Lives(own, rank, world_size).tell()
+        lives = Lives(own, rank, world_size)
+        lives.tell()
         self._issued = 0
         groups.use(
             self,
@@ -125,7 +126,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             refit=self.options.refit,
         )
         self._coalesced: list[Work] | None = None
-        self._messages = PointToPoint(store, rank, world_size, timeout)
+        self._messages = PointToPoint(store, timeout, lives)
         # For CUDA tensors torch sees gloo's group, too. torch would connect NCCL's group at once
         # if torch has got a `device_id`, and in vain if ranks share a GPU.
         for device in devices or (("cpu", "cuda") if self._messages.has_nccl else ("cpu",)):
@@ -176,6 +177,10 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return NAME
 
     getBackendName = name  # noqa: N815  # C++ calls it
+
+    def _get_backend_name(self) -> str:
+        """What torch compares with gloo's name, to learn whether tensors have to be on the CPU."""
+        return "gloo" if {device.type for device in self._device_types} == {"cpu"} else NAME
 
     def get_group_store(self) -> dist.Store:
         """Store of this group."""
@@ -289,19 +294,25 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _message(
         self, method: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> dist.Work:
+        tensors, peer, tag = self._messages.checked(method, tensors, peer, tag)
         run = partial(self._messages.start, method, tensors, peer, tag)
         arguments = (tensors, tag) if peer is None else (tensors, peer, tag)
         work: dist.Work = self._pass(method, run, arguments)
         return work
 
     def batched(
-        self, start: Callable[[], list[dist.Work]], messages: Sequence[tuple[Tensor, bool]]
+        self,
+        start: Callable[[], list[dist.Work]],
+        messages: Sequence[tuple[str, Tensor, int, int]],
     ) -> list[dist.Work]:
-        """Start messages of ``batch_isend_irecv``; of each it is told whether it is a receive."""
-        device = messages[0][0].device
+        """Start messages of ``batch_isend_irecv``: of each its method, tensor, peer and tag."""
+        for method, tensor, peer, tag in messages:
+            self._messages.checked(method, [tensor], peer, tag)
+        tensors = [message[:2] for message in messages]
+        device = tensors[0][1].device
         other = self._others.get(device.type)
         if other is None:
-            return self._messages.batched(start, messages)
+            return self._messages.batched(start, tensors)
         if not other.supports_coalescing:
             return start()
         self._start_coalescing(device)

@@ -1,7 +1,7 @@
 """Registration: the name "ringcoll" becomes known to torch.distributed, without importing torch.
 
 `import ringcoll` calls `when_torch_is_imported`. torch calls `register` at the end of its own
-import: it is an entry point of the group ``torch.backends``, which takes 4 ms and imports nothing
+import: it is an entry point of the group ``torch.backends``, which takes 4 ms and imports little
 else of the library. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns that off; from 2.14 on torch then
 still looks into the group ``torch.distributed.backends``.
 """
@@ -27,6 +27,10 @@ def register(*_: object) -> None:
 
         dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         honour_device_maps(_NAME)
+    if "torch.profiler" in sys.modules:  # otherwise torch is still being imported
+        from ringcoll.machine import note_observers
+
+        note_observers()
 
 
 class _RegisterBehindTorch:

@@ -59,6 +59,20 @@ def refused(
     return ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
 
 
+def peer_of(
+    argument: str, peer: Any, rank: int, world_size: int, *, may_be_self: bool = False
+) -> int:
+    """The other rank of a message, as a number; gloo crashes on a rank that is not there.
+
+    Raises `ArgumentError` if there is no such rank, or it is this one and must not be.
+    """
+    peer = whole(peer)
+    if isinstance(peer, int) and 0 <= peer < world_size and (peer != rank or may_be_self):
+        return peer
+    expected = f"{'a' if may_be_self else 'another'} rank of the group, in 0 to {world_size - 1}"
+    raise refused("not a rank to exchange messages with", argument, expected, peer, rank)
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class MessageWork:
     """A message of an `OwnGroup` on its way; ``tensor`` is in use until a wait for it has ended."""
@@ -116,6 +130,7 @@ class OwnGroup:
         return self._start(tensor, src, tag, is_receive=True)
 
     def _start(self, tensor: Tensor, peer: int, tag: int, *, is_receive: bool) -> MessageWork:
+        peer = peer_of("src" if is_receive else "dst", peer, self.rank(), self.size())
         tensor = with_memory(tensor, self.rank())
         if not is_plain(tensor):
             expected = "a contiguous tensor, no conjugate or negative view"
@@ -126,7 +141,7 @@ class OwnGroup:
         own = zlib.crc32(f"message {tag} of {tensor.nbytes} bytes".encode()) & 0x7FFFFFFF
         # As bytes: torch cannot copy every dtype. `data` has its own version, as in torch's
         # receives.
-        messages = [Message(whole(peer), tensor.data.view(-1).view(torch.uint8), own)]
+        messages = [Message(peer, tensor.data.view(-1).view(torch.uint8), own)]
         receives, sends = (messages, []) if is_receive else ([], messages)
         (handle,) = member.transport.post(receives, sends)
         work = MessageWork(member, handle, tensor)

@@ -39,7 +39,15 @@ from ringcoll.errors import (
 )
 from ringcoll.group.agreement import BUDGET_S, Refits, agree, refit
 from ringcoll.group.queue import Queue, Work, Workspace
-from ringcoll.machine import answered, at_end, check_goes_on, cores, gone, hears_signals
+from ringcoll.machine import (
+    answered,
+    at_end,
+    check_goes_on,
+    cores,
+    gone,
+    hears_signals,
+    observers,
+)
 from ringcoll.operation import Binding, BoundInstruction, Operation, Turn, drive
 from ringcoll.transport import Handle, Lane, NotYetError, Streams, Transport, capturing, with_memory
 from ringcoll.watch import (
@@ -279,7 +287,7 @@ class Communicator:
             The operation failed.
         """
         queue, serving = self._queue, self._queue.serving
-        if _profiler._is_profiler_enabled:  # it draws the call until this function is left
+        if _profiler._is_profiler_enabled or observers:  # draws until this function is left
             drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
         if serving._is_owned():
             self._check_not_within(operation.name)

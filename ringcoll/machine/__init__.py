@@ -6,6 +6,7 @@
 `stores`          waits for keys of a store
 `lines`           connections that tell of deaths on other hosts, and bring messages
 `program`         the program around the library: its lines, its signals, its end
+`observers`       who looks at torch's operators beside its profiler
 `files`           files, also with schedules; a user's modules with algorithms
 `tuning`          the file that ``ringcoll tune`` writes
 ================  ==========================================================

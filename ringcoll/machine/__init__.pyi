@@ -34,6 +34,8 @@ from .lines import Inbox as Inbox
 from .lines import Lines as Lines
 from .lines import deliver as deliver
 from .lines import sockets as sockets
+from .observers import note_observers as note_observers
+from .observers import observers as observers
 from .program import at_end as at_end
 from .program import check_goes_on as check_goes_on
 from .program import hears_signals as hears_signals

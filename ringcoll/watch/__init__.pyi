@@ -3,6 +3,7 @@ from .diagnosis import Issued as Issued
 from .diagnosis import Progress as Progress
 from .diagnosis import Running as Running
 from .flight_report import FOREIGN as FOREIGN
+from .flight_report import SENDS as SENDS
 from .flight_report import answering as answering
 from .flight_report import ask as ask
 from .flight_report import doing as doing
@@ -19,3 +20,6 @@ from .notices import STORE_S as STORE_S
 from .notices import announce as announce
 from .notices import monitored_barrier as monitored_barrier
 from .notices import say as say
+from .waits import UserMessage as UserMessage
+from .waits import begin_wait as begin_wait
+from .waits import waits as waits

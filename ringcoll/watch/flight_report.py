@@ -30,6 +30,8 @@ from typing import Any
 from ringcoll.errors import ArgumentError, GroupBrokenError
 from ringcoll.machine import process_state, started
 
+SENDS = "sends and receives"
+"""What stands for the transport in a record of the user's own messages in a group."""
 FOREIGN = "belongs to another user"
 """Why `ask` does not believe a process."""
 
@@ -134,6 +136,8 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
             groups[group["group"]][group["rank"]] = record, group
     states = {name: _state(members) for name, members in groups.items()}
     names = sorted(groups, key=states.__getitem__, reverse=True)
+    # Every group may have messages of the user's own: they are told if somebody waits for one.
+    names = [name for name in names if any(states[name]) or not _has_sends(groups[name])] or names
     numbers = {name: number for number, name in enumerate(names, 1)}
     is_quiet = not any(map(any, states.values()))
     lines = []
@@ -147,6 +151,10 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
             merged = _merged(groups[name], records, silent or {}, numbers)
             lines += [f"  {text}" for text in merged]
     return lines
+
+
+def _has_sends(members: Members) -> bool:
+    return any(group["transport"] == SENDS for _, group in members.values())
 
 
 def _state(members: Members) -> tuple[int, int]:
@@ -212,13 +220,15 @@ def _short(operation: Record) -> str:
 
 def _waits(running: Record) -> str:
     chunks, peer = running["chunks"], running["peer"]
-    if peer is None:
+    is_own = running["step"] is None and running["is_receive"]  # a message of the user's own
+    if peer is None and not is_own:
         return ", waits until all ranks have come" if running["meets"] else ", waits for no rank"
     data = f"chunk{'s' * (len(chunks) > 1)} {', '.join(map(str, chunks))}" if chunks else "data"
-    waits = f"waits for {data} of rank {peer}"
+    waits = f"waits for {data} of {'any rank' if peer is None else f'rank {peer}'}"
     if not running["is_receive"]:
         waits = f"waits until rank {peer} takes {data}"
-    return f" step {running['step']}, {waits}"
+    step = "" if running["step"] is None else f" step {running['step']}"
+    return f"{step}, {waits}"
 
 
 def _code(record: Record, rank: int, group: Record, numbers: Mapping[str, int]) -> str:

@@ -102,7 +102,7 @@ class Lives:
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
-        self._store, self._rank = store, rank
+        self._store, self.rank, self.world_size = store, rank, world_size
         self._unknown = set(range(world_size)) - {rank}
         # Those of other hosts to which there are lines, whoever is waited for: in large groups the
         # ranks at distances that are powers of two, with which most algorithms exchange messages.
@@ -122,7 +122,7 @@ class Lives:
         with contextlib.suppress(OSError):  # there is no way any more
             host = own_address(store_host(self._store))
         own = Process.own(host)
-        tell(self._store, self._rank, own)
+        tell(self._store, self.rank, own)
         if own.address is not None:
             self._learn(self._near)
             far = (process for peer, process in self.elsewhere.items() if peer in self._near)
@@ -137,6 +137,11 @@ class Lives:
         others, looked_at = self.elsewhere.copy(), {*self._near, *awaited}
         far = {peer: process for peer, process in others.items() if peer in looked_at}
         return {peer for peer, process in (self.processes | far).items() if process.has_ended()}
+
+    def told(self) -> dict[str, Any]:
+        """The ranks on this host and elsewhere, for the flight report."""
+        pids = {str(rank): process.pid for rank, process in self.processes.items()}
+        return {"pids": pids, "elsewhere": sorted(self.elsewhere)}
 
     def look(self) -> None:
         """Learn which processes the ranks are, and begin the lines to other hosts."""

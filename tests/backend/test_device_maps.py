@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -68,6 +69,34 @@ def test_each_device_has_the_backend_of_the_map(backend: str, is_ours: bool):
         }
 
 
+@pytest.mark.parametrize(
+    "backend, has_gpu, by_device",
+    [
+        ("ringcoll", False, "cpu:ringcoll"),
+        ("ringcoll", True, "cpu:ringcoll,cuda:ringcoll"),
+        ("cpu:ringcoll", True, "cpu:ringcoll"),
+        ("cpu:ringcoll,cuda:gloo", True, "cpu:ringcoll,cuda:gloo"),
+    ],
+)
+def test_torch_learns_which_devices_a_group_is_for(
+    monkeypatch: pytest.MonkeyPatch, world: None, backend: str, has_gpu: bool, by_device: str
+):
+    """All ways in which torch 2.13 asks: it knows by gloo's name that tensors are on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: has_gpu)
+    group = begin(backend)
+    has_both = "cuda" in by_device
+    assert sorted(c10d._device_capability(group)) == ["cpu", "cuda"][: 1 + has_both]
+    assert dist.get_backend_config(group) == by_device
+    assert c10d._get_object_coll_device(group) == "cpu"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and torch's checkpoints call it
+        assert str(c10d._get_pg_default_device(group)) == "cpu"
+    assert (group._get_backend_name() == "gloo") == (not has_both)
+    assert (str(dist.get_backend(group)), group.name()) == (backend, "ringcoll")
+    dist.all_reduce(torch.ones(2))
+
+
 @pytest.mark.parametrize("backend", ["cpu:gloo,cuda:ringcoll", "cpu:ringcoll,cuda:gloo"])
 def test_the_default_group_honours_its_map(world: None, backend: str):
     group = begin(backend, pg_options=Options(algorithm="ring"))
@@ -122,7 +151,7 @@ def test_a_map_without_a_device_refuses_its_tensors(world: None):
     group = begin("cuda:ringcoll")
     for call in (
         lambda: dist.all_reduce(torch.ones(2)),
-        lambda: group.send([torch.ones(2)], 0),
+        lambda: group.recv_anysource([torch.ones(2)]),
         lambda: dist.broadcast(torch.ones(2), 0),
     ):
         with pytest.raises(

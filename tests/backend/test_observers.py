@@ -13,12 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import ringcoll
 from ringcoll.backend import process_group
 from ringcoll.errors import ArgumentError
+from ringcoll.machine import observers
 from tests.programs.threads import together
 
 
@@ -150,6 +151,38 @@ def test_an_error_is_the_same_when_somebody_looks(group: Any):
     assert not seen.names
     dist.all_reduce(one := torch.ones(2))
     assert one.equal(torch.ones(2))
+
+
+@pytest.mark.parametrize("begins", ["before the group", "after"])
+def test_an_execution_trace_observer_alone_sees_operators(begins: str, tmp_path: Path):
+    """As of gloo: of each call its operator, and what runs for it."""
+    path = tmp_path / "trace.json"
+    seen = {}
+    for backend in ("gloo", "ringcoll"):
+        observer = ExecutionTraceObserver()
+        observer.register_callback(str(path))
+        if begins != "after":
+            observer.start()
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        if begins == "after":
+            dist.all_reduce(torch.ones(7))
+            observer.start()
+        names = all_calls()
+        observer.stop()
+        dist.all_reduce(torch.ones(5))
+        observer.unregister_callback()
+        dist.destroy_process_group()
+        nodes = json.loads(path.read_text())["nodes"]
+        seen[backend] = [
+            (node["name"].removeprefix("c10d::"), node["inputs"]["shapes"])
+            for node in sorted(nodes, key=lambda node: node["id"])
+            if node["name"].startswith("c10d::")
+        ]
+        assert [name for name, _ in seen[backend]] == names
+        drawn = [node["inputs"]["shapes"] for node in nodes if node["name"] == f"{backend}:reduce"]
+        assert drawn == [[[2, 3]]]
+    assert seen["ringcoll"] == seen["gloo"]
+    assert not observers
 
 
 class Answers(TorchDispatchMode):

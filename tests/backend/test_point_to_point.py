@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,14 +17,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import ringcoll
+from ringcoll.backend import point_to_point
 from ringcoll.backend import process_group as backend
 from ringcoll.backend.point_to_point import PointToPointWork
 from ringcoll.errors import (
     ArgumentError,
     CollectiveTimeoutError,
+    PeerLostError,
     TransportError,
 )
 from ringcoll.transport import streams
+from ringcoll.watch import flight_recorder, read_record, report, waits
 from tests.fakes import fake_nccl
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.second_device import FIRST, Elsewhere
@@ -32,6 +39,15 @@ CPU = torch.device("cpu")
 
 def alone() -> backend.ProcessGroup:
     return backend.ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20))
+
+
+def with_another() -> backend.ProcessGroup:
+    """Rank 0 of two."""
+    store = dist.HashStore()
+    make = lambda rank: backend.ProcessGroup(store, rank, 2, timedelta(seconds=20))  # noqa: E731
+    first, second = together(2, make)
+    second.shutdown()
+    return first  # type: ignore[no-any-return]
 
 
 class Channel(FakeGroup):
@@ -152,7 +168,8 @@ def test_no_message_of_a_batch_is_started_if_one_cannot_be():
                 wrong = torch.zeros(3, dtype=torch.complex64).conj()
             elif says != "strided":
                 wrong = WITHOUT[says](torch.zeros(4))
-            messages = [(torch.zeros(4), True), (wrong, says == "conjugate")]
+            method, peer = "recv" if says == "conjugate" else "send", 1 - rank
+            messages = [("recv", torch.zeros(4), peer, 0), (method, wrong, peer, 0)]
             with pytest.raises(ArgumentError):
                 group.batched(lambda: pytest.fail("a message was started"), messages)
         arrived = torch.zeros(4)
@@ -163,6 +180,72 @@ def test_no_message_of_a_batch_is_started_if_one_cannot_be():
         return arrived.tolist()
 
     assert together(2, main) == [[2.0] * 4, [1.0] * 4]
+
+
+WRONG_PEERS = [2, 9, -1, -(2**31), 2**31, 2**70, None, 0.5, "1", 0]
+WRONG_TAGS = [-1, 2**31, 2**70, None, 0.5, "1"]
+
+
+@pytest.mark.parametrize("argument, wrong", [
+    *(("peer", peer) for peer in WRONG_PEERS),
+    *(("tag", tag) for tag in WRONG_TAGS),
+    *(("tensors", tensors) for tensors in (
+        [], [torch.ones(2)] * 2, torch.ones(2), [2.0], [[torch.ones(2)]], None, [None],
+    )),
+])  # fmt: skip
+def test_gloo_gets_no_message_that_it_cannot_send(argument: str, wrong: Any) -> None:
+    """gloo ends the process on a peer that is not there; the rank is 0 of two."""
+    group: Any = with_another()
+    right: dict[str, Any] = {"tensors": [torch.ones(2)], "peer": 1, "tag": 0}
+    tensors, peer, tag = (right | {argument: wrong}).values()
+    calls: dict[str, Callable[[], Any]] = {
+        "dst": lambda: group.send(tensors, peer, tag),
+        "src": lambda: group.recv(tensors, peer, tag),
+    }
+    if argument != "peer":
+        calls["any"] = lambda: group.recv_anysource(tensors, tag)
+    if argument != "tensors":
+        batch = [("recv", torch.ones(2), 1, 0), ("send", torch.ones(2), peer, tag)]
+        calls["dst of a batch"] = lambda: group.batched(
+            lambda: pytest.fail("a message was started"), batch
+        )
+    for name, call in calls.items():
+        with pytest.raises(ArgumentError) as caught:
+            call()
+        told = {"peer": name[:3]}.get(argument, argument)
+        assert str(caught.value).startswith(f"rank 0: argument '{told}': ")
+        assert caught.value.expected is not None
+        if argument != "tensors":
+            assert caught.value.got == wrong
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    dist.init_process_group("ringcoll", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_no_function_of_torch_reaches_a_peer_that_is_not_there(world: None) -> None:
+    tensor, group = torch.ones(2), cast("Any", dist.group.WORLD)
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.send(tensor, 9),
+        lambda: dist.isend(tensor, 9),
+        lambda: dist.isend(tensor, 0),
+        lambda: dist.recv(tensor, -1),
+        lambda: dist.irecv(tensor, 0),
+        lambda: dist.irecv(tensor, group_src=9),
+        lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 9)]),
+        lambda: dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, 0)]),
+        lambda: dist.send_object_list([1], 9),
+        lambda: dist.recv_object_list([1], 9),
+        lambda: group.send([tensor], dst=9, tag=1),
+        lambda: torch.ops._c10d_functional.isend(tensor, 9, 0, "0"),
+        lambda: torch.ops._c10d_functional.batch_p2p_ops(["irecv"], [9], [0], [tensor], "0"),
+    ]
+    for call in calls:
+        with pytest.raises(ArgumentError, match=r"argument '(src|dst)'.* in 0 to 0, got"):
+            call()
 
 
 def test_a_batch_sends_the_values_of_a_conjugate_view(monkeypatch: pytest.MonkeyPatch):
@@ -221,7 +304,8 @@ def test_nccl_is_made_when_the_first_message_comes(channels: dict[int, Channel])
     group.send([far], 0)
     group.recv([far], 0)
     assert channels[0].timeout == timedelta(seconds=30)
-    group.set_timeout(timedelta(seconds=40))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), group)
+    group.send([far], 0)
     assert channels[0].timeout == timedelta(seconds=40)
 
 
@@ -251,7 +335,8 @@ class Asked:
 def test_waits_order_each_stream(device: torch.device, waits: int, completed: bool):
     """A work of NCCL's is asked each time; one of gloo's hangs if it is asked twice."""
     asked: Any = Asked()
-    message = PointToPointWork(asked, "lost", None, device)
+    tensor = torch.zeros(1) if device == CPU else torch.zeros(1).as_subclass(Elsewhere)
+    message = PointToPointWork(alone()._messages, [asked], "recv", tensor, 1)
     assert not message.is_completed()
     assert message.wait()
     assert message.wait()
@@ -269,17 +354,132 @@ def test_a_message_that_does_not_come_is_late_and_nobody_is_lost():
     assert caught.value.__suppress_context__
 
 
-def test_a_rank_that_waits_for_a_message_says_so_once(
+# What both ranks of two wait in, and what they say.
+MUTE = {
+    "recv": (lambda group, peer: group.recv([torch.empty(3)], peer, 7), "received from it"),
+    "send": (lambda group, peer: group.send([torch.empty(3)], peer, 7), "sent to it"),
+    "recv_anysource": (lambda group, peer: group.recv_anysource([torch.empty(3)], 7), "any"),
+}
+
+
+@pytest.mark.parametrize("hears", [False, True])
+@pytest.mark.parametrize("method", MUTE)
+def test_ranks_that_wait_for_each_others_messages_say_so_and_are_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str, hears: bool
+):
+    """Whether the program hears signals or not: the wait is in another thread if it does."""
+    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "0.3")
+    monkeypatch.setattr(point_to_point, "hears_signals", lambda: hears)
+    call, doing = MUTE[method]
+    store, both_wait = dist.HashStore(), threading.Barrier(3, timeout=30)
+    make = lambda rank: backend.ProcessGroup(store, rank, 2, timedelta(seconds=40))  # noqa: E731
+    groups = together(2, make)
+
+    def main(rank: int) -> bool:
+        work = call(groups[rank], 1 - rank)
+        both_wait.wait()
+        return work.wait()  # type: ignore[no-any-return]
+
+    def notices() -> list[str]:
+        said = [item.getMessage() for item in caplog.records]
+        return sorted(text for text in said if "has waited" in text)
+
+    results: list[Any] = []
+    ranks = threading.Thread(target=lambda: results.extend(together(2, main)))
+    ranks.start()
+    both_wait.wait()
+    deadline = time.monotonic() + 20
+    while len(notices()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    told = report([read_record(json.dumps(flight_recorder.record()))])
+    time.sleep(0.5)  # nothing is said twice
+    said = notices()
+    answers = [
+        (group.recv if method == "send" else group.send)([torch.empty(3)], 1 - rank, 7)
+        for rank, group in enumerate(groups)
+    ]
+    assert all(answer.wait() for answer in answers)
+    ranks.join(30)
+    assert results == [True, True]
+    for group in groups:
+        group.shutdown()
+    assert len(said) == 2
+    for rank, text in enumerate(said):
+        whom = "a rank" if method == "recv_anysource" else f"rank {1 - rank}"
+        assert text.startswith(f"rank {rank} has waited 0.3 s for {whom}, while it "), text
+        place = (
+            rf"{doing} with tag 7 \(.*test_point_to_point\.py:\d+\); `ringcoll dump {os.getpid()}`"
+        )
+        assert re.search(place, text), text
+    assert told[0] == "group 1, 2 ranks over sends and receives: 2 in an operation"
+    for rank, line in enumerate(told[1:]):
+        waits = {
+            "recv": f"waits for data of rank {1 - rank}",
+            "send": f"waits until rank {1 - rank} takes data",
+            "recv_anysource": "waits for data of any rank",
+        }[method]
+        start = f"  rank {rank} (pid {os.getpid()}) is in {method} #1, {waits}; at "
+        assert line.startswith(start), line
+
+
+def test_a_wait_that_is_over_is_said_by_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "0.2")
-    group = backend.ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=0.7))
-    with pytest.raises(CollectiveTimeoutError):
-        group.recv_anysource([torch.empty(3)], 7).wait()
-    (said,) = [item.getMessage() for item in caplog.records]
-    start = "rank 0 has waited 0.2 s for a rank, while it received from any with tag 7 ("
-    assert said.startswith(start), said
-    assert re.search(r"test_point_to_point\.py:\d+\)$", said), said
+    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "0.3")
+
+    def main(group: backend.ProcessGroup) -> None:
+        tensor, peer = torch.zeros(2), 1 - group.rank()
+        for _ in range(3):
+            works = [group.recv([torch.zeros(2)], peer), group.send([tensor], peer)]
+            for work in works:
+                work.wait()
+            time.sleep(0.2)
+        assert not [each for each in waits.copy() if each.group == id(group._messages)]
+
+    assert on_threads(main) == [None, None]
+    assert not [item for item in caplog.records if "waited" in item.getMessage()]
+
+
+@pytest.mark.parametrize("by", ["set_timeout", "_set_pg_timeout"])
+@pytest.mark.parametrize("method", MUTE)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_limit_that_is_set_later_holds_for_messages(
+    monkeypatch: pytest.MonkeyPatch, by: str, method: str, before: bool
+):
+    """Also for a message that was started before, as long as nobody waits for it yet."""
+
+    def main(group: backend.ProcessGroup) -> float:
+        monkeypatch.setitem(c10d._world.pg_group_ranks, cast("Any", group), {0: 0, 1: 1})
+        work = MUTE[method][0](group, 1 - group.rank()) if before else None
+        if by == "set_timeout":
+            group.set_timeout(timedelta(seconds=0.4))
+        else:
+            c10d._set_pg_timeout(timedelta(seconds=0.4), group)
+        work = work or MUTE[method][0](group, 1 - group.rank())
+        start = time.monotonic()
+        with pytest.raises((CollectiveTimeoutError, PeerLostError)):
+            work.wait()
+        return time.monotonic() - start
+
+    for waited_s in on_threads(main):
+        assert waited_s < 10, waited_s  # and not the 20 s of before
+
+
+@pytest.mark.parametrize("limit", [timedelta(seconds=30), timedelta.max])
+def test_a_limit_may_become_longer_and_as_long_as_one_likes(limit: timedelta):
+    def main(rank: int) -> list[float]:
+        group = backend.ProcessGroup(store, rank, 2, timedelta(seconds=0.3))
+        arrived = torch.zeros(2)
+        group.set_timeout(limit)
+        if rank == 0:
+            group.recv([arrived], 1).wait()
+        else:
+            time.sleep(0.8)
+            group.send([torch.tensor([3.0, 4.0])], 0).wait(timedelta.max)
+        return arrived.tolist()
+
+    store = dist.HashStore()
+    assert together(2, main) == [[3.0, 4.0], [0.0, 0.0]]
 
 
 def on_threads(main: Callable[[backend.ProcessGroup], Any]) -> list[Any]:
@@ -293,10 +493,10 @@ class TestMemory:
 
     @pytest.mark.parametrize("says", WITHOUT)
     def test_without_memory_nothing_is_started(self, says: str) -> None:
-        group = alone()
+        group = with_another()
         for start in (group.send, group.recv):
             with pytest.raises(ArgumentError, match=says):
-                start([WITHOUT[says](torch.arange(4.0))], 0)
+                start([WITHOUT[says](torch.arange(4.0))], 1)
         with pytest.raises(ArgumentError, match=says):
             group.recv_anysource([WITHOUT[says](torch.arange(4.0))])
 
@@ -333,7 +533,7 @@ class TestMemory:
     def test_no_message_arrives_in_a_conjugate_view(self) -> None:
         for odd in (torch.zeros(3, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(3))):
             with pytest.raises(ArgumentError, match="conjugate or negative"):
-                alone().recv([odd], 0)
+                with_another().recv([odd], 1)
 
     def test_memory_does_not_move_under_a_message(self) -> None:
         def main(group: backend.ProcessGroup) -> Any:

@@ -99,6 +99,17 @@ SIZES: tuple[Callable[[list[int]], Any], ...] = (
 )
 
 
+@pytest.mark.parametrize("wrong", [2, -1, 2**40, 0.5, None, "1"])
+def test_messages_to_no_rank_are_refused(wrong: Any):
+    def main(group: LocalGroup) -> None:
+        for call, argument in ((group.isend, "dst"), (group.irecv, "src")):
+            for peer in (wrong, group.rank()):
+                with pytest.raises(ArgumentError, match=f"{argument}.*another rank.* 0 to 1, got"):
+                    call(torch.ones(2), peer)
+
+    run_threads(main, 2)
+
+
 @pytest.mark.parametrize("kind", SIZES)
 def test_split_sizes_of_any_class(kind: Callable[[list[int]], Any], world: Any):
     def main(group: LocalGroup) -> list[float]:

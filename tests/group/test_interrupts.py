@@ -164,6 +164,16 @@ def test_after_an_interrupt_the_call_is_done_or_the_group_is_broken(
         assert sum(each["ends"].values()) > 600 // every
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("sends", [True, False])
+def test_after_an_interrupt_messages_of_the_users_own_come_in_their_order(sends: bool):
+    with Ranks(2, backend="ringcoll", timeout_s=120.0) as ranks:
+        found = ranks.run(interrupts.messages, sends, (1, 10**6, 7))
+    for each in found:
+        assert each["wrong"] == []
+        assert each["steps"] > 300
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("backend, transport", [("ringcoll", "shared"), ("gloo", "gloo")])

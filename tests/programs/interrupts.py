@@ -18,7 +18,7 @@ import ringcoll
 from ringcoll.collectives import communicator
 from ringcoll.errors import RingcollError
 
-__all__ = ["everywhere"]
+__all__ = ["everywhere", "messages"]
 
 _PACKAGE = str(Path(ringcoll.__file__).parent) + os.sep
 _LIMIT_S = 6.0
@@ -120,3 +120,40 @@ def everywhere(
         if not abouts[0][1]:
             break
     return {"wrong": wrong, "ends": ends, "steps": at}
+
+
+def messages(sends: bool, steps: tuple[int, int, int]) -> dict[str, Any]:
+    """Interrupt rank 0 at steps (from, to, each) of a send, or of a receive: what comes afterwards.
+
+    The message comes, or has not begun; the next one comes in any case, after it.
+    """
+    rank, wrong, at = dist.get_rank(), list[str](), 0
+    group: Any = dist.new_group(backend="ringcoll", timeout=timedelta(seconds=_LIMIT_S))
+    call = dist.send if sends else dist.recv
+    for at in range(*steps):
+        interrupt = _At(at)
+        first, second = (torch.full((3,), float(2 * at + part)) for part in range(2))
+        if rank == 0:
+            tensor = first.clone() if sends else torch.zeros(3)
+            sys.settrace(interrupt)
+            try:
+                call(tensor, 1, group)
+            except Interrupt:
+                pass
+            finally:
+                sys.settrace(None)
+        if sends is (rank == 0):
+            for tensor in (second,) if sends else (first, second):
+                dist.send(tensor, 1 - rank, group)
+        else:
+            got = torch.zeros(3)
+            dist.recv(got, 1 - rank, group)
+            if torch.equal(got, first):
+                dist.recv(got, 1 - rank, group)
+            if not torch.equal(got, second):
+                wrong.append(f"{at} {interrupt.where}: {got.tolist()} instead of {second.tolist()}")
+        places: list[Any] = [None] * 2
+        dist.all_gather_object(places, interrupt.where)
+        if not places[0]:
+            break
+    return {"wrong": wrong, "steps": at}

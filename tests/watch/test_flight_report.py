@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.watch import read_record, related, report
+from ringcoll.watch import SENDS, read_record, related, report
 
 Record = dict[str, Any]
 CALL = "all_reduce(sum, float32, 12 elements, algorithm ring)"
@@ -53,7 +53,7 @@ def test_who_is_waited_for_comes_first() -> None:
     records = [
         process(0, group(0, 16, running=running(17, peer=3, step=0, chunks=[1, 3]))),
         process(3, group(3, 16, running=waits[0])),
-        process(1, group(1, 16, running=waits[1] | {"step": None})),
+        process(1, group(1, 16, running=waits[1] | {"step": None, "is_receive": False})),
         process(2, group(2, 15), MainThread="train.py:41 in load"),
     ]
     assert report(records) == [
@@ -76,6 +76,15 @@ def line_of(rank: int, *records: Record, silent: dict[int, str] | None = None) -
     return line.strip()
 
 
+def test_messages_of_the_users_own_are_told_if_somebody_waits_for_one() -> None:
+    waits = running(0, call="recv(tag 0)", step=None, peer=1)
+    for own, is_told in ((group(0, 0), False), (group(0, 0, running=waits), True)):
+        sends = own | {"group": "own", "transport": SENDS}
+        told = report([process(0, group(0, 0), sends)])
+        assert any("over sends and receives" in line for line in told) == is_told, told
+    assert report([process(0, sends | {"running": None})])  # there is nothing else to tell
+
+
 @pytest.mark.parametrize(
     "own, words",
     [
@@ -92,6 +101,14 @@ def line_of(rank: int, *records: Record, silent: dict[int, str] | None = None) -
         (
             group(0, 0, running=running(1), queued=[call(2), call(3), call(4)]),
             "is in all_reduce #2, waits for no rank, 3 more queued, up to #5; at ",
+        ),
+        (
+            group(0, 0, running=running(1, call="recv(tag 3)", step=None, peer=2)),
+            "is in recv #2, waits for data of rank 2; at ",
+        ),
+        (
+            group(0, 0, running=running(1, call="recv_anysource(tag 3)", step=None)),
+            "is in recv_anysource #2, waits for data of any rank; at ",
         ),
         (
             group(0, 0, running=running(1), failure="rank 0 lost rank 3"),

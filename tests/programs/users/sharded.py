@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import Shard as Piece
+from torch.distributed._shard.sharded_tensor import ShardedTensor, init_from_local_shards
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -259,6 +261,32 @@ def checkpoint_in_the_background(rank: int, world_size: int) -> dict[str, Tensor
     found = {name: _full(value) for name, value in other.named_parameters()}
     assert all(found[name].equal(value) for name, value in wanted.items())
     return {**found, **{f"trained {n}": _full(p) for n, p in model.named_parameters()}}
+
+
+def sharded_tensor_with_empty_shards(rank: int, world_size: int) -> dict[str, Tensor]:
+    """The last rank has no part: its tensor is where collectives take place, and on no GPU."""
+    last = world_size - 1
+
+    def made(start: float) -> ShardedTensor:
+        rows = torch.arange(start, start + 6).view(2, 3) + 10 * rank
+        pieces = [] if rank == last else [Piece.from_tensor_and_offsets(rows, [2 * rank, 0], rank)]
+        return init_from_local_shards(pieces, 2 * last, 3)
+
+    tensor, found = made(1.0), {}
+    for root in (0, last):
+        gathered = torch.zeros(2 * last, 3)
+        tensor.gather(root, gathered if rank == root else None)
+        found[f"gathered at {root}"] = gathered
+    assert str(tensor.device) == "cpu"
+    for name, to in (("double", torch.float64), ("cpu", "cpu"), ("half", torch.ones(1).half())):
+        other = tensor.to(to)
+        assert str(other.device) == "cpu"
+        found |= {f"{name} {i}": piece.tensor for i, piece in enumerate(other.local_shards())}
+    loaded = made(90.0)
+    with folder() as path:
+        dcp.save({"tensor": tensor}, checkpoint_id=path)
+        dcp.load({"tensor": loaded}, checkpoint_id=path)
+    return found | {f"loaded {i}": piece.tensor for i, piece in enumerate(loaded.local_shards())}
 
 
 def state_from_rank_0(rank: int, world_size: int) -> dict[str, Tensor]:

@@ -98,6 +98,7 @@ _USERS = (
     User("sharded.checkpoint"),
     User("sharded.checkpoint_placed_otherwise", tolerance=0.0),
     User("sharded.checkpoint_in_the_background"),
+    User("sharded.sharded_tensor_with_empty_shards", tolerance=0.0),
     User("sharded.state_from_rank_0", tolerance=0.0),
     User("tensor_parallel.redistribute"),
     User("tensor_parallel.redistribute_and_back"),
