@@ -42,9 +42,8 @@ from ringcoll.machine import (
     in_words,
     untraced,
     user_line,
-    with_threads,
 )
-from ringcoll.transport import nccl, with_memory
+from ringcoll.transport import GlooMesh, nccl, with_memory
 from ringcoll.watch import say
 
 
@@ -53,9 +52,9 @@ class PointToPoint:
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
-        self.gloo: Any = with_threads(
-            dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, world_size, timeout=timeout)
-        )
+        limit_s = timeout.total_seconds()
+        self.gloo = GlooMesh.of(dist.PrefixStore("cpu", store), rank, world_size, limit_s).group
+        self.gloo._set_default_timeout(timeout)
         self.has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
         self._nccl: Any = None
         self._ending: nccl.Ending | None = None

@@ -36,9 +36,10 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,23 +48,32 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError, TransportError
 from ringcoll.machine import (
+    MESSAGES,
+    begun,
+    hosts_of,
+    is_address,
     is_loopback,
     not_of_a_rank,
+    own_address,
+    place,
     private,
-    read_json,
     sockets,
     started,
+    store_host,
     with_threads,
 )
 from ringcoll.transport.around import staged_if_needed
-from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
+from ringcoll.transport.base import Handle, Message, Transport, meet_telling, told_by
 
 Result = TypeVar("Result")
 _Address = tuple[str, int]
 
 _LOOPBACK = Path("/sys/class/net/lo")
 _LONG = 64 << 10  # bytes; shorter messages come whole, or almost so
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_ADVICE = f"set {_INTERFACE} to the network's interface on each host"
 _JOIN_S = 1.0
+_LATE_S = 0.5  # for an error that comes at the time limit, and says more
 _LOOK_S = 0.1  # between looks whether the transport was aborted
 _CALM_S = 0.02  # for what peers are about to write; 0.005 was enough in 100 tries of 100
 # A device's address is the difference of the addresses before and after its making.
@@ -90,27 +100,133 @@ def _listening() -> set[_Address]:
     }
 
 
-def _devices(is_local: bool) -> list[Any]:
-    """The devices that torch's own groups would use; for one host only, the loopback interface."""
-    names = os.environ.get("GLOO_SOCKET_IFNAME")  # torch reads the variable in the same way
-    if not names and is_local and _LOOPBACK.exists():
-        names = _LOOPBACK.name
-    if not names:
-        return [dist.ProcessGroupGloo.create_default_device()]
-    return [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
+def way_of(store: dist.Store) -> str:
+    """The address of this machine on the way to who serves the store; empty if there is no way."""
+    try:
+        return own_address(store_host(store))
+    except OSError:
+        return ""
 
 
-def _addresses_of(store: dist.Store, peer: int) -> list[_Address]:
-    """The addresses on which a peer listens, as it has written them."""
-    key = f"address/{peer}"
-    items, addresses = read_json(store, key), []
-    for item in items if isinstance(items, list) else [items]:
-        match item:
-            case [str(host), int(port)]:
-                addresses.append((host, port))
-            case _:
-                raise not_of_a_rank(key, items)
+def _devices(rank: int, hosts: Sequence[int], ways: Sequence[str]) -> list[Any]:
+    """The devices of a rank: of the interfaces that are told, or on its way to the other ranks."""
+    device = dist.ProcessGroupGloo.create_device
+    if names := os.environ.get(_INTERFACE):  # torch reads the variable in the same way
+        return [device(interface=name) for name in names.split(",")]
+    if len(set(hosts)) == 1 and _LOOPBACK.exists():
+        return [device(interface=_LOOPBACK.name)]
+    for way in (ways[rank], *ways):
+        # The host that serves the store may know itself by a loopback address, as Debian does.
+        if is_address(way) and not is_loopback(way):
+            return [device(hostname=own_address(way))]
+    return [dist.ProcessGroupGloo.create_default_device()]  # of the host's name
+
+
+def _addresses(rank: int, hosts: Sequence[int], told: Mapping[int, Any]) -> list[_Address]:
+    """The addresses on which the ranks listen, as they have told them, if all can be reached."""
+    addresses = []
+    for peer, items in told.items():
+        if isinstance(items, str):
+            raise TransportError(
+                f"rank {rank} could not connect to the others: rank {peer} cannot listen for gloo "
+                f"{items}; {_ADVICE}",
+                peer=peer,
+            )
+        for item in items if isinstance(items, list) else [items]:
+            match item:
+                case [str(host), int(port)]:
+                    addresses.append((host, port))
+                case _:
+                    raise not_of_a_rank(f"address/{peer}", items)
+            # gloo would try in vain, and for longer than its time limit. Of an interface without
+            # another address gloo takes a link-local one.
+            if len(set(hosts)) > 1 and (is_loopback(host) or host.startswith("fe80:")):
+                raise TransportError(
+                    f"rank {rank} could not connect to the others: rank {peer} listens on {host}, "
+                    f"which other hosts cannot reach; {_ADVICE}",
+                    peer=peer,
+                )
     return addresses
+
+
+class GlooMesh(NamedTuple):
+    """A process group of gloo; one end of each of its connections is one of the addresses."""
+
+    group: Any
+    addresses: set[_Address]
+
+    @classmethod
+    def of(cls, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> GlooMesh:
+        """Connect ranks that do not know each other's hosts yet; raises as `connect`."""
+        deadline = time.monotonic() + timeout_s
+        store.set(f"way/{rank}", json.dumps({"place": place(), "way": way_of(store)}))
+        kinds = {"place": str, "way": str}
+        told = told_by(store, "way", rank, range(world_size), timeout_s, lambda: False, kinds)
+        hosts = hosts_of([fields["place"] for fields in told.values()])
+        ways = [fields["way"] for fields in told.values()]
+        return cls.connect(store, rank, hosts, ways, max(deadline - time.monotonic(), 0.001))
+
+    @classmethod
+    def connect(
+        cls,
+        store: dist.Store,
+        rank: int,
+        hosts: Sequence[int],
+        ways: Sequence[str],
+        timeout_s: float,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> GlooMesh:
+        """Connect all ranks, whose hosts and ways (see `way_of`) are known.
+
+        Raises
+        ------
+        CollectiveTimeoutError, TransportError
+            A rank did not come; or it cannot be reached, which all ranks are told.
+        PeerLostError
+            ``given_up`` has returned ``True``.
+        """
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
+        deadline, fault = time.monotonic() + timeout_s, ""
+        with _creation:
+            before, loops = _listening(), _loops()
+            try:
+                options._devices = _devices(rank, hosts, ways)
+            except (OSError, RuntimeError) as error:  # the others hear of it
+                name = os.environ.get(_INTERFACE)
+                fault = f"on {name!r} ({error})" if name else f"({error})"
+            own = _listening() - before
+        # Connecting takes all ranks: no lock is held, or two groups that are made in another order
+        # elsewhere would wait for each other.
+        store.set(f"address/{rank}", json.dumps(fault or sorted(own)))
+        # To read what is not there yet would block the store for the monitor, too.
+        told = told_by(store, "address", rank, range(len(hosts)), timeout_s, given_up)
+        addresses = _addresses(rank, hosts, told)
+        options._threads = 2 * len(options._devices)  # torch's default
+        options._timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+        make = partial(dist.ProcessGroupGloo, store, rank, len(hosts), options)
+        group = begun(lambda: with_threads(make()), MESSAGES)
+        try:
+            # Where no answer comes from an address, gloo may try for longer than its time limit.
+            while not wait([group], _LOOK_S).done:
+                if given_up():
+                    raise PeerLostError("the connection was broken")
+                if time.monotonic() > deadline + _LATE_S:
+                    break
+            mesh = cls(group.result(0), {*addresses})
+        except PeerLostError:
+            raise
+        except (RuntimeError, TimeoutError) as error:
+            is_late = time.monotonic() > deadline
+            places = [f"rank {peer} on {items[0][0]}" for peer, items in told.items() if items]
+            why = f"no way within {timeout_s:.3g} s" if is_late else str(error)
+            raise (CollectiveTimeoutError if is_late else TransportError)(
+                f"rank {rank} could not connect to the others: {why}. They listen: "
+                f"{', '.join(places)}. If one of these cannot be reached, {_ADVICE}"
+            ) from error
+        finally:
+            del group  # or its error, which refers to this frame, would keep it
+        _wake_gently(_loops() - loops)  # by now each device's thread has its name
+        return mesh
 
 
 def _loops() -> set[int]:
@@ -207,58 +323,14 @@ class GlooTransport(Transport):
 
     def connect(self, timeout_s: float) -> None:
         """Make the group; see `Transport.connect`."""
-        store, rank, world_size = self._store, self.rank, self.world_size
-        since_s = time.monotonic()
-        self.hosts = meet(self._meeting, self, timeout_s, lambda: self._aborted)
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
-        left_s = since_s + timeout_s - time.monotonic()
-        options._timeout = timedelta(seconds=max(left_s, 0.001))
-        try:
-            with _creation:
-                before, loops = _listening(), _loops()
-                options._devices = _devices(len(set(self.hosts)) == 1)
-                own = _listening() - before
-            options._threads = 2 * len(options._devices)  # torch's default
-            # Connecting takes all ranks: no lock is held, or two groups that are made in
-            # another order elsewhere would wait for each other.
-            store.set(f"address/{rank}", json.dumps(sorted(own)))
-            self._check_addresses(timeout_s, since_s)
-            self._group = self._aside.call(
-                lambda: with_threads(
-                    dist.ProcessGroupGloo(private(store), rank, world_size, options)
-                ),
-                lambda: self._aborted,
-            )
-            self._group._set_default_timeout(timedelta(seconds=timeout_s))
-            # One end of each of the group's connections is an address that a rank listens on.
-            self._addresses = {
-                address for peer in range(world_size) for address in _addresses_of(store, peer)
-            }
-            _wake_gently(_loops() - loops)  # by now each device's thread has its name
-        except CollectiveTimeoutError:
-            raise
-        except RuntimeError as error:
-            raise TransportError(f"rank {rank} could not connect to the others: {error}") from error
-
-    def _check_addresses(self, timeout_s: float, since_s: float) -> None:
-        """Refuse a rank that listens on the loopback interface, where gloo would try in vain.
-
-        A rank does if its host's name resolves to that interface, as in many a ``/etc/hosts``.
-        """
-        if len(set(self.hosts)) == 1:
-            return
-        peers = range(self.world_size)
-        # To read what is not there yet would block the store for the monitor, too.
-        given_up = lambda: self._aborted  # noqa: E731
-        told_by(self._store, "address", self.rank, peers, timeout_s, given_up, since_s=since_s)
-        for peer in peers:
-            for address, _ in _addresses_of(self._store, peer):
-                if is_loopback(address):
-                    raise TransportError(
-                        f"rank {self.rank} could not connect to the others: rank {peer} listens "
-                        f"on {address}, which other hosts cannot reach; set GLOO_SOCKET_IFNAME "
-                        "to the network's interface"
-                    )
+        deadline, given_up = time.monotonic() + timeout_s, lambda: self._aborted
+        about = way_of(self._meeting)
+        self.hosts, ways = meet_telling(self._meeting, self, timeout_s, given_up, about)
+        left_s = max(deadline - time.monotonic(), 0.001)
+        self._group, self._addresses = GlooMesh.connect(
+            private(self._store), self.rank, self.hosts, ways, left_s, given_up
+        )
+        self._group._set_default_timeout(timedelta(seconds=timeout_s))
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
