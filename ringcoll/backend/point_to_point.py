@@ -52,9 +52,8 @@ class PointToPoint:
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
-        limit_s = timeout.total_seconds()
-        self.gloo = GlooMesh.of(dist.PrefixStore("cpu", store), rank, world_size, limit_s).group
-        self.gloo._set_default_timeout(timeout)
+        inner, limit_s = dist.PrefixStore("cpu", store), timeout.total_seconds()
+        self.gloo = GlooMesh.connect(inner, rank, world_size, limit_s).group
         self.has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
         self._nccl: Any = None
         self._ending: nccl.Ending | None = None

@@ -63,7 +63,7 @@ from ringcoll.machine import (
     with_threads,
 )
 from ringcoll.transport.around import staged_if_needed
-from ringcoll.transport.base import Handle, Message, Transport, meet_telling, told_by
+from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
 
 Result = TypeVar("Result")
 _Address = tuple[str, int]
@@ -100,12 +100,11 @@ def _listening() -> set[_Address]:
     }
 
 
-def way_of(store: dist.Store) -> str:
+def _way(store: dist.Store) -> str:
     """The address of this machine on the way to who serves the store; empty if there is no way."""
-    try:
+    with contextlib.suppress(OSError):
         return own_address(store_host(store))
-    except OSError:
-        return ""
+    return ""
 
 
 def _devices(rank: int, hosts: Sequence[int], ways: Sequence[str]) -> list[Any]:
@@ -122,30 +121,23 @@ def _devices(rank: int, hosts: Sequence[int], ways: Sequence[str]) -> list[Any]:
     return [dist.ProcessGroupGloo.create_default_device()]  # of the host's name
 
 
-def _addresses(rank: int, hosts: Sequence[int], told: Mapping[int, Any]) -> list[_Address]:
+def _addresses(rank: int, hosts: Sequence[int], told: Mapping[int, Any]) -> set[_Address]:
     """The addresses on which the ranks listen, as they have told them, if all can be reached."""
-    addresses = []
+    addresses = set()
     for peer, items in told.items():
-        if isinstance(items, str):
-            raise TransportError(
-                f"rank {rank} could not connect to the others: rank {peer} cannot listen for gloo "
-                f"{items}; {_ADVICE}",
-                peer=peer,
-            )
-        for item in items if isinstance(items, list) else [items]:
+        fault = f"cannot listen for gloo {items}" if isinstance(items, str) else ""
+        for item in items if isinstance(items, list) else [] if fault else [items]:
             match item:
                 case [str(host), int(port)]:
-                    addresses.append((host, port))
+                    addresses.add((host, port))
                 case _:
                     raise not_of_a_rank(f"address/{peer}", items)
-            # gloo would try in vain, and for longer than its time limit. Of an interface without
-            # another address gloo takes a link-local one.
+            # Of an interface without another address gloo takes a link-local one.
             if len(set(hosts)) > 1 and (is_loopback(host) or host.startswith("fe80:")):
-                raise TransportError(
-                    f"rank {rank} could not connect to the others: rank {peer} listens on {host}, "
-                    f"which other hosts cannot reach; {_ADVICE}",
-                    peer=peer,
-                )
+                fault = f"listens on {host}, which other hosts cannot reach"
+        if fault:  # gloo would try in vain, and for longer than its time limit
+            text = f"rank {rank} could not connect to the others: rank {peer} {fault}; {_ADVICE}"
+            raise TransportError(text, peer=peer)
     return addresses
 
 
@@ -156,27 +148,15 @@ class GlooMesh(NamedTuple):
     addresses: set[_Address]
 
     @classmethod
-    def of(cls, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> GlooMesh:
-        """Connect ranks that do not know each other's hosts yet; raises as `connect`."""
-        deadline = time.monotonic() + timeout_s
-        store.set(f"way/{rank}", json.dumps({"place": place(), "way": way_of(store)}))
-        kinds = {"place": str, "way": str}
-        told = told_by(store, "way", rank, range(world_size), timeout_s, lambda: False, kinds)
-        hosts = hosts_of([fields["place"] for fields in told.values()])
-        ways = [fields["way"] for fields in told.values()]
-        return cls.connect(store, rank, hosts, ways, max(deadline - time.monotonic(), 0.001))
-
-    @classmethod
     def connect(
         cls,
         store: dist.Store,
         rank: int,
-        hosts: Sequence[int],
-        ways: Sequence[str],
+        world_size: int,
         timeout_s: float,
         given_up: Callable[[], bool] = lambda: False,
     ) -> GlooMesh:
-        """Connect all ranks, whose hosts and ways (see `way_of`) are known.
+        """Connect all ranks; nobody else uses the store.
 
         Raises
         ------
@@ -185,39 +165,47 @@ class GlooMesh(NamedTuple):
         PeerLostError
             ``given_up`` has returned ``True``.
         """
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
-        deadline, fault = time.monotonic() + timeout_s, ""
+        since_s = time.monotonic()
+        deadline = since_s + timeout_s
+
+        def tell(name: str, about: object, kinds: Mapping[str, type] | None = None) -> Any:
+            store.set(f"{name}/{rank}", json.dumps(about))
+            # To read what is not there yet would block the store for the monitor, too.
+            who = rank, range(world_size), timeout_s, given_up
+            return told_by(store, name, *who, kinds, since_s=since_s)
+
+        about = {"place": place(), "way": _way(store)}
+        told = tell("way", about, {"place": str, "way": str}).values()
+        hosts, ways = hosts_of([each["place"] for each in told]), [each["way"] for each in told]
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
+        fault = ""
         with _creation:
-            before, loops = _listening(), _loops()
+            before = _listening()
             try:
                 options._devices = _devices(rank, hosts, ways)
-            except (OSError, RuntimeError) as error:  # the others hear of it
-                name = os.environ.get(_INTERFACE)
-                fault = f"on {name!r} ({error})" if name else f"({error})"
+            except (OSError, RuntimeError) as error:
+                fault = f"on {os.environ.get(_INTERFACE) or 'any interface'} ({error})"
             own = _listening() - before
         # Connecting takes all ranks: no lock is held, or two groups that are made in another order
         # elsewhere would wait for each other.
-        store.set(f"address/{rank}", json.dumps(fault or sorted(own)))
-        # To read what is not there yet would block the store for the monitor, too.
-        told = told_by(store, "address", rank, range(len(hosts)), timeout_s, given_up)
-        addresses = _addresses(rank, hosts, told)
+        listens = tell("address", fault or sorted(own))
+        addresses = _addresses(rank, hosts, listens)
         options._threads = 2 * len(options._devices)  # torch's default
         options._timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-        make = partial(dist.ProcessGroupGloo, store, rank, len(hosts), options)
+        make = partial(dist.ProcessGroupGloo, store, rank, world_size, options)
         group = begun(lambda: with_threads(make()), MESSAGES)
         try:
             # Where no answer comes from an address, gloo may try for longer than its time limit.
-            while not wait([group], _LOOK_S).done:
+            while not wait([group], _LOOK_S).done and time.monotonic() < deadline + _LATE_S:
                 if given_up():
                     raise PeerLostError("the connection was broken")
-                if time.monotonic() > deadline + _LATE_S:
-                    break
-            mesh = cls(group.result(0), {*addresses})
+            group.result(0)._set_default_timeout(timedelta(seconds=timeout_s))
+            return cls(group.result(), addresses)
         except PeerLostError:
             raise
         except (RuntimeError, TimeoutError) as error:
             is_late = time.monotonic() > deadline
-            places = [f"rank {peer} on {items[0][0]}" for peer, items in told.items() if items]
+            places = [f"rank {peer} on {each[0][0]}" for peer, each in listens.items() if each]
             why = f"no way within {timeout_s:.3g} s" if is_late else str(error)
             raise (CollectiveTimeoutError if is_late else TransportError)(
                 f"rank {rank} could not connect to the others: {why}. They listen: "
@@ -225,8 +213,6 @@ class GlooMesh(NamedTuple):
             ) from error
         finally:
             del group  # or its error, which refers to this frame, would keep it
-        _wake_gently(_loops() - loops)  # by now each device's thread has its name
-        return mesh
 
 
 def _loops() -> set[int]:
@@ -324,13 +310,12 @@ class GlooTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Make the group; see `Transport.connect`."""
         deadline, given_up = time.monotonic() + timeout_s, lambda: self._aborted
-        about = way_of(self._meeting)
-        self.hosts, ways = meet_telling(self._meeting, self, timeout_s, given_up, about)
-        left_s = max(deadline - time.monotonic(), 0.001)
-        self._group, self._addresses = GlooMesh.connect(
-            private(self._store), self.rank, self.hosts, ways, left_s, given_up
-        )
+        self.hosts = meet(self._meeting, self, timeout_s, given_up)
+        store, left_s, loops = private(self._store), deadline - time.monotonic(), _loops()
+        mesh = GlooMesh.connect(store, self.rank, self.world_size, max(left_s, 0.001), given_up)
+        self._group, self._addresses = mesh
         self._group._set_default_timeout(timedelta(seconds=timeout_s))
+        _wake_gently(_loops() - loops)  # by now each device's thread has its name
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
