@@ -75,8 +75,8 @@ from ringcoll.training import (
     one_f_one_b,
     zero_bubble,
 )
-from ringcoll.transport import Faults, Hub, catalogue, costs_of, gloo
-from ringcoll.transport.base import meet, told_by
+from ringcoll.transport import Faults, Hub, catalogue, costs_of, gloo, told_by
+from ringcoll.transport.base import meet
 from ringcoll.transport.shared import transport as shared
 from ringcoll.transport.shared.memory import SharedLayout
 from ringcoll.watch import Lives, Monitor, Process, Running, read_record, related, report
