@@ -24,8 +24,9 @@ a connection's lock, and on the same core, it finds the lock taken and polls aga
 its time slice of some milliseconds is over (``transport/tcp/pair.cc``, ``Pair::handleEvents``). As
 a *batch* thread it does not push the sender aside when it wakes up: `_wake_gently`. On 2 cores, in
 the run with the least other load, that made a tree all-reduce of 4 KiB 4 times (4 ranks) and 9
-times (2 ranks) as fast. Beside busy loops it waits for their time slices; without it, or with a
-time slice of 0.1 ms for the sender, or of 20 ms for gloo's thread, it was worse there, too.
+times (2 ranks) as fast. Beside two busy loops it
+waits for their time slices, and is still better than without. Two other ways were worse: a time
+slice of 20 ms for gloo's thread and, beside busy loops, one of 0.1 ms for the sender.
 """
 
 from __future__ import annotations
