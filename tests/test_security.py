@@ -33,7 +33,7 @@ from ringcoll.backend import PointToPoint
 from ringcoll.bench import environment
 from ringcoll.cli import cli
 from ringcoll.cost import built_in
-from ringcoll.errors import MissingExtraError
+from ringcoll.errors import MissingExtraError, TransportError
 from ringcoll.launch import Ranks, mpiexec
 from ringcoll.launch.processes import _context
 from ringcoll.machine import Lines, Tuned, replace_file, served, tuning
@@ -274,26 +274,31 @@ def test_what_a_transport_listens_on(
 
 
 def test_the_interfaces_of_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loopback interface where all are on one host, unless the variable names another."""
+    """The loopback interface where all are on one host, the way to the others, or what is told."""
     asked: list[str] = []
 
-    def device(interface: str = "of the host's name") -> None:
-        asked.append(interface)
+    def device(interface: str = "", hostname: str = "of the host's name") -> None:
+        asked.append(interface or hostname)
 
     monkeypatch.setattr(dist.ProcessGroupGloo, "create_device", device)
     monkeypatch.setattr(dist.ProcessGroupGloo, "create_default_device", device)
+    monkeypatch.setattr(gloo, "own_address", lambda peer: f"way to {peer}")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    for is_local in (True, False):
-        gloo._devices(is_local)
+    ways = ["127.0.0.1", "10.1.2.3", "no address"]
+    gloo._devices(0, (0, 0, 0), ways)
+    gloo._devices(0, (0, 1, 2), ways)
+    gloo._devices(1, (0, 1, 2), ways)
+    gloo._devices(0, (0, 1, 2), ["", "127.0.0.1", "::1"])
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0,eth1")
-    gloo._devices(is_local=True)
-    assert asked == ["lo", "of the host's name", "eth0", "eth1"]
+    gloo._devices(0, (0, 0, 0), ways)
+    way = "way to 10.1.2.3"
+    assert asked == ["lo", way, way, "of the host's name", "eth0", "eth1"]
 
 
 def test_the_interface_of_the_users_own_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of `dist.send` in the backend: a group of torch, which reads the variable."""
+    """Those of `dist.send` in the backend go where the library's go."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_interface")
-    with pytest.raises(RuntimeError, match="no_such_interface"):
+    with pytest.raises(TransportError, match="rank 0 cannot listen for gloo on no_such_interface"):
         PointToPoint(store := dist.HashStore(), timedelta(seconds=5), Lives(store, 0, 1))
 
 
@@ -409,6 +414,7 @@ TOLD = {
     r"cpu/0/transport/opened": "2",
     r"cpu/0/transport/all opened": "0",
     r"cpu/0/transport/ucx/\d": r'\{"pid": \d+, "address": "[0-9a-f]+"\}',
+    r"cpu/0/transport/gloo/way/\d": r'\{"place": ".*", "way": "127\.0\.0\.1"\}',
     r"cpu/0/transport/gloo/address/\d": r'\[\["127\.0\.0\.1", \d+\]\]',
     r"cpu/0/transport/gloo/0/\d": r"(?s:.*)",  # of torch
     r"cpu/0/monitor/choice/decision": r'\{"hosts": 1, "forced": "", "table": (null|".*")\}',

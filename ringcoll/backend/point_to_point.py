@@ -41,10 +41,9 @@ from ringcoll.machine import (
     hears_signals,
     untraced,
     whole,
-    with_threads,
     within,
 )
-from ringcoll.transport import nccl, with_memory
+from ringcoll.transport import GlooMesh, nccl, with_memory
 from ringcoll.watch import SENDS, Lives, UserMessage, begin_wait, flight_recorder, waits
 
 _LARGEST_TAG = 2**31 - 1
@@ -59,9 +58,8 @@ class PointToPoint:
     def __init__(self, store: dist.Store, timeout: timedelta, lives: Lives) -> None:
         rank, world_size = lives.rank, lives.world_size
         self._store, self.rank, self._world_size = store, rank, world_size
-        self.gloo: Any = with_threads(
-            dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, world_size, timeout=timeout)
-        )
+        inner, limit_s = dist.PrefixStore("cpu", store), timeout.total_seconds()
+        self.gloo = GlooMesh.connect(inner, rank, world_size, limit_s).group
         self.has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
         self._nccl: Any = None
         self._ending: nccl.Ending | None = None

@@ -22,6 +22,7 @@ from .catalogue import resolved as resolved
 from .faulty import Faults as Faults
 from .faulty import VerifiedTransport as VerifiedTransport
 from .faulty import as_asked as as_asked
+from .gloo import GlooMesh as GlooMesh
 from .gloo import GlooTransport as GlooTransport
 from .local import Hub as Hub
 from .local import LocalTransport as LocalTransport

@@ -539,6 +539,7 @@ class PairsTransport(AroundTransport):
             far = self._far = catalogue.beside(self.name, "cpu").make(  # `abort` reaches it
                 self._store, self.rank, self.world_size, torch.device("cpu"), self._timeout_s
             )
+            far.is_far = is_in_reach
             if not is_in_reach:
                 self.name, far.verifies = far.name, self.verifies
             if self._aborted:  # before there was anything to reach

@@ -136,6 +136,10 @@ class Transport(Protocol):
     is_automatic: bool = False
     """Whether nobody has asked for this transport, so that another one may take its place."""
 
+    is_far: bool = False
+    """Whether messages go to other hosts only, as another transport carries those inside a host;
+    set before `connect`."""
+
     hosts: tuple[int, ...]
     """Host number of every rank, alike on all ranks; empty before `connect`."""
 

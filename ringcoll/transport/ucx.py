@@ -323,7 +323,13 @@ class UcxTransport(Transport):
         # Every rank hears from every rank: so all are connected, and no rank leaves before. The
         # lower rank of a pair connects, and the higher rank answers. So UCX does not get two
         # connections of a pair at once, of which it drops one (`uct_tcp_cm_handle_simult_conn`).
-        peers = [peer for peer in range(self.world_size) if peer != self.rank]
+        # A connection inside the host that carries nothing would only be missed at its end: TCP is
+        # among its ways, without error handling, and whoever closes it last is told of a reset.
+        peers = [
+            peer
+            for peer, host in enumerate(self.hosts)
+            if peer != self.rank and not (self.is_far and host == own_host)
+        ]
         self._abouts = told_by(
             store, "ucx", self.rank, peers, timeout_s, given_up, _ABOUT, since_s=since_s
         )
@@ -339,10 +345,11 @@ class UcxTransport(Transport):
         token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
         receives = self.post([Message(p, token[2 * p], 0) for p in peers], [])
         arriving = dict(zip(peers, receives, strict=True))
-        for higher in peers[self.rank :]:
-            self._connect_to(higher)
-        leaving = self.post([], [Message(p, token[2 * p + 1], 0) for p in peers[self.rank :]])
-        for lower in peers[: self.rank]:
+        higher = [peer for peer in peers if peer > self.rank]
+        for peer in higher:
+            self._connect_to(peer)
+        leaving = self.post([], [Message(p, token[2 * p + 1], 0) for p in higher])
+        for lower in peers[: len(peers) - len(higher)]:
             self.wait(arriving.pop(lower), max(deadline - time.monotonic(), 0.001))
             self._connect_to(lower)
             leaving += self.post([], [Message(lower, token[2 * lower + 1], 0)])

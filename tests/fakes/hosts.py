@@ -149,15 +149,18 @@ def _call(*command: str) -> None:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _script(name: str, number: int, apart: Sequence[str]) -> str:
+def _script(names: Sequence[str], number: int, apart: Sequence[str], own: str) -> str:
     """What a host does first."""
+    name = names[number]
     lines = ["ip link set lo up"]
     if "uts" in apart:
         lines.append(f"hostname {name}")
     if "mount" in apart:
         lines.append("mount -t tmpfs tmpfs /dev/shm")
-        # A file of its own, in which the host's name is its address on the switch.
-        told = f"127.0.0.1 localhost\\n{_NETWORK}.{number + 1} {name}\\n{SWITCH} switch\\n"
+        addresses = {each: f"{_NETWORK}.{index + 1}" for index, each in enumerate(names)}
+        addresses |= {"switch": SWITCH, name: own or f"{_NETWORK}.{number + 1}"}
+        lines_of_hosts = [f"{address} {each}\\n" for each, address in addresses.items()]
+        told = f"127.0.0.1 localhost\\n{''.join(lines_of_hosts)}"
         lines.append("mount -t tmpfs tmpfs /media")
         lines.append(f"printf '{told}' > /media/hosts")
         lines.append("mount --bind /media/hosts /etc/hosts")
@@ -176,6 +179,8 @@ class Hosts:
     apart
         The kinds of name spaces that each has for itself. Without ``"net"`` all of them
         have the network of the first, as containers may have that of their machine.
+    own
+        The address to which a host's name resolves on the host itself; by default that on the switch.
     mbit_per_s
         Rate of each host's link, in each direction; by default as fast as the machine. A mapping
         has the rates of some hosts.
@@ -187,6 +192,7 @@ class Hosts:
         *,
         names: Sequence[str] | None = None,
         apart: Sequence[str] = APART,
+        own: str = "",
         mbit_per_s: float | Mapping[int, float] | None = None,
     ) -> None:
         self.number, self.apart = number, tuple(apart)
@@ -204,13 +210,13 @@ class Hosts:
             self.switch.ip("link", "set", "bridge", "up")
             self.switch.ip("link", "set", "lo", "up")
             self.hosts: list[_Space] = []
-            for index, name in enumerate(names):
+            for index in range(number):
                 if "net" in apart or not index:
-                    host = self._add(_Space(["net", *apart], _script(name, index, apart)))
+                    host = self._add(_Space(["net", *apart], _script(names, index, apart, own)))
                     self._plug_in(index, host, rates.get(index))
                 else:
                     first = self.hosts[0]
-                    host = self._add(_Space(apart, _script(name, 0, apart), first))
+                    host = self._add(_Space(apart, _script(names, index, apart, own), first))
                 self.hosts.append(host)
         except BaseException:
             self.close()

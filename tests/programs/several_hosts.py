@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import ringcoll
 from ringcoll.collectives import close, communicator, share_for
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError, TransportError
 from ringcoll.launch import rendezvous, report
-from ringcoll.machine import place
+from ringcoll.machine import place, sockets
 from ringcoll.schedule import Schedule
 from ringcoll.transport import Message, catalogue, ucx
 from tests.programs.transports import TRANSPORTS
 
 __all__ = [
     "connected_hosts",
+    "first_run",
     "last_words",
     "lose_a_rank",
     "lose_a_rank_before_they_meet",
@@ -105,6 +107,51 @@ def meet_in_vain(transport: str) -> str:
     finally:
         made.close()
     return "connected"
+
+
+def first_run(
+    name: str, interfaces: Sequence[str | None], timeout_s: float
+) -> tuple[str, float, list[str]]:
+    """A first program: the sum of the ranks, or the error; seconds; the addresses that gloo has.
+
+    Rank 0 serves the store under the name of its host. ``interfaces`` are each rank's
+    ``GLOO_SOCKET_IFNAME``; UCX is as if it were not installed.
+    """
+    _hide_ucx()
+    meeting, rank, world_size = rendezvous()
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    if (interface := interfaces[rank]) is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    limit = timedelta(seconds=timeout_s)
+    if rank == 0:
+        store = dist.TCPStore(name, 0, None, True, timeout=limit, wait_for_workers=False)
+        meeting.set("port", str(store.port))
+    else:
+        store = dist.TCPStore(name, int(meeting.get("port")), None, False, timeout=limit)
+    begin = time.monotonic()
+    try:
+        dist.init_process_group(
+            "ringcoll", store=store, rank=rank, world_size=world_size, timeout=limit
+        )
+        total = torch.tensor([1 + rank])
+        dist.all_reduce(total)
+        received = torch.zeros(1)
+        works = [dist.isend(total.float(), (rank + 1) % world_size), dist.irecv(received)]
+        for work in works:
+            assert work is not None
+            work.wait()
+        listens = {connection.getsockname()[0] for connection in sockets() if _listens(connection)}
+        dist.destroy_process_group()
+    except RingcollError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - begin, []
+    finally:
+        meeting.set(f"over/{rank}", "")
+        meeting.wait([f"over/{peer}" for peer in range(world_size)])  # the store lives so long
+    return f"{int(total)} {int(received)}", time.monotonic() - begin, sorted(listens)
+
+
+def _listens(connection: socket.socket) -> bool:
+    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def lose_a_rank(transport: str, dying: int, numel: int, timeout_s: float) -> None:

@@ -16,7 +16,7 @@ from ringcoll.launch import RankError
 from ringcoll.machine import hosts_of, place
 from ringcoll.schedule import CONTRACTS, contract
 from tests.cases.calls import Case
-from tests.fakes.hosts import APART, HostRanks, Hosts, reason_why_not
+from tests.fakes.hosts import HostRanks, Hosts, reason_why_not
 from tests.programs import several_hosts
 from tests.programs.ranks import Outcome, join, run_batch
 from tests.programs.transports import CONFORMANCE, ENDINGS, conforms
@@ -106,6 +106,28 @@ def test_anything_of_its_own_makes_a_host(apart: tuple[str, ...]):
             assert pool.run(several_hosts.connected_hosts, transport) == [((), (0, 1, 1), 6)] * 3
 
 
+def test_a_right_run_over_ucx_ends_in_silence():
+    """UCX tells of connections that the other end has closed first, if they were inside a host."""
+    program = (
+        "from tests.fakes.hosts import HostRanks, Hosts\n"
+        "from tests.programs.several_hosts import connected_hosts\n"
+        "with Hosts(2) as hosts:\n"
+        "    for _ in range(3):\n"
+        "        with HostRanks(hosts, (0, 0, 1, 1), backend='ringcoll') as pool:\n"
+        "            print(pool.run(connected_hosts, 'shared'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.count("[((), (0, 0, 1, 1), 10)") == 3
+    assert "UCX" not in done.stderr
+
+
 @pytest.mark.parametrize("where", [(0, 0, 1, 1), APART_IN_TURN, (0, 1, 1, 1)])
 def test_hierarchical_all_reduce(two_hosts: Hosts, where: tuple[int, ...]):
     """Given as a schedule for just these hosts."""
@@ -120,18 +142,75 @@ def test_hierarchical_all_reduce(two_hosts: Hosts, where: tuple[int, ...]):
 # --- gloo's interface ---------------------------------------------------------------------
 
 
-def test_gloo_finds_the_interface_by_the_name_of_the_host(two_hosts: Hosts):
-    """The name resolves to the address on the network, so nothing needs to be set."""
+def test_gloo_finds_the_interface_by_the_way_to_the_store(two_hosts: Hosts):
     with HostRanks(two_hosts, (0, 1), environment={}) as pool:
         assert pool.run(several_hosts.connected_hosts, "gloo") == [((), (0, 1), 3)] * 2
 
 
-@pytest.mark.parametrize("told", [{"GLOO_SOCKET_IFNAME": "lo"}, {}], ids=["told", "by name"])
-def test_gloo_on_the_loopback_interface_is_refused(told: dict[str, str]):
-    apart = APART if told else ("net", "uts")  # the second: names resolve as outside
+@pytest.fixture(scope="module", params=["", "127.0.1.1"], ids=["named", "as Debian names them"])
+def oak_and_elm(request: Any) -> Iterator[Hosts]:
+    """Two hosts with names, which each host knows itself by an address of its own, or not."""
+    with Hosts(2, names=["oak", "elm"], own=request.param) as hosts:
+        for host in hosts.hosts:
+            host.ip("link", "add", "bare", "type", "veth", "peer", "name", "other")
+            host.ip("link", "set", "bare", "up")
+            host.ip("link", "set", "other", "up")  # they have a link-local address now
+            host.ip("link", "add", "down", "type", "bridge")
+        yield hosts
+
+
+def first_run(
+    hosts: Hosts, *interfaces: str | None, limit_s: float = 30.0, at_most_s: float = 20.0
+) -> list[tuple[str, list[str]]]:
+    with HostRanks(hosts, range(len(interfaces)), environment={}, backend=None) as pool:
+        answers = pool.run(several_hosts.first_run, "oak", interfaces, limit_s)
+    assert all(seconds < at_most_s for _, seconds, _ in answers), answers
+    return [(text, addresses) for text, _, addresses in answers]
+
+
+def test_the_first_run_finds_the_network(oak_and_elm: Hosts):
+    """Nothing is set; rank 0 serves the store under its host's name, as torchrun does."""
+    answers = first_run(oak_and_elm, None, None)
+    assert [text for text, _ in answers] == ["3 3", "3 3"]
+    for (_, addresses), own in zip(answers, ("10.77.0.1", "10.77.0.2"), strict=True):
+        assert own in addresses
+        assert not any(address.startswith("127.") for address in addresses)
+
+
+@pytest.mark.parametrize(
+    "interfaces, told",
+    [
+        (("eth0", "lo"), "rank 1 listens on 127.0.0.1, which other hosts cannot reach"),
+        (("lo", "lo"), "rank 0 listens on 127.0.0.1, which other hosts cannot reach"),
+        ((None, "eth7"), "rank 1 cannot listen for gloo on eth7"),
+        (("down", None), "rank 0 cannot listen for gloo on down"),
+        (("bare", "eth0"), "rank 0 listens on fe80:"),
+    ],
+    ids=str,
+)
+def test_a_wrong_interface_is_told_on_every_host(
+    oak_and_elm: Hosts, interfaces: tuple[str | None, ...], told: str
+):
+    answers = first_run(oak_and_elm, *interfaces)
+    for rank, (text, _) in enumerate(answers):
+        assert f"TransportError: rank {rank} could not connect to the others: {told}" in text
+        assert "set GLOO_SOCKET_IFNAME to the network's interface" in text
+
+
+def test_an_address_without_a_way_to_it_is_told_on_every_host(oak_and_elm: Hosts):
+    """Each host has a network of its own, which looks like any other."""
+    for index, host in enumerate(oak_and_elm.hosts):
+        host.ip("addr", "replace", f"10.78.{index}.1/24", "dev", "bare")
+    for text, _ in first_run(oak_and_elm, "bare", "bare", limit_s=4.0, at_most_s=9.0):
+        assert "rank 0 on 10.78.0.1, rank 1 on 10.78.1.1" in text
+        assert "set GLOO_SOCKET_IFNAME" in text
+
+
+def test_gloo_on_the_loopback_interface_is_refused():
+    """Names resolve as outside, and the store's host is known by none."""
     with (
-        Hosts(2, apart=apart, names=["localhost"] * 2) as hosts,
-        HostRanks(hosts, (0, 1), environment=told, backend=None) as pool,
+        Hosts(2, apart=("net", "uts"), names=["localhost"] * 2) as hosts,
+        HostRanks(hosts, (0, 1), environment={"GLOO_SOCKET_IFNAME": "lo"}, backend=None) as pool,
     ):
         for text in pool.run(several_hosts.meet_in_vain, "gloo"):
             assert "rank 0 listens on 127.0.0.1, which other hosts cannot reach" in text
