@@ -67,6 +67,7 @@ from .stores import answered as answered
 from .stores import appears as appears
 from .stores import as_fields as as_fields
 from .stores import as_json as as_json
+from .stores import asked as asked
 from .stores import begun as begun
 from .stores import common as common
 from .stores import gone as gone
