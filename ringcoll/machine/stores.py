@@ -120,6 +120,16 @@ def unreachable(store: dist.Store) -> str:
     return f"the store{where}, which rank 0 or the launcher holds, cannot be reached"
 
 
+def is_served_here(store: dist.Store) -> bool:
+    """Whether this process serves a store, which ends with it."""
+    below = _below(store)
+    return isinstance(below, dist.TCPStore) and any(
+        connection.getsockname()[1] == below.port
+        and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        for connection in sockets()
+    )
+
+
 def store_host(store: dist.Store) -> str:
     """The host that serves a store; the loopback interface, for a store without a network."""
     below = _below(store)

@@ -40,9 +40,11 @@ from ringcoll.machine import (
     appears,
     compares_calls,
     hang_notice_s,
+    is_served_here,
     read_text,
     started,
 )
+from ringcoll.schedule import CONTRACTS, contract
 from ringcoll.watch.diagnosis import Diagnosis, Progress, Running
 from ringcoll.watch.lives import Lives
 from ringcoll.watch.notices import LEFT, Notices, patience_s, say
@@ -50,6 +52,7 @@ from ringcoll.watch.notices import LEFT, Notices, patience_s, say
 _POLL_S = 0.1  # between two looks of a rank that waits
 _BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends it in 0.1 s
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
+_STAY_S = 1.0  # with the store, for ranks that wait; they look after `_PATIENCE_S`
 _END_S = 5.0  # for a last look, and what it may break
 _TOLD = 64  # operations that a rank tells the others
 _MOST_KNOWN = 4096  # kinds of calls that are remembered as compared
@@ -113,6 +116,20 @@ class Monitor:
             self.notices.patience_s = patience_s(limit_s)
             self._publish(None)
             self.notices.leave(self.progress.last[0])
+            # Of a rooted operation a rank may wait for nobody, and others still for the rank.
+            last = self.progress.last[1]
+            is_rooted = last is not None and last.name in CONTRACTS and contract(last.name).rooted
+            if is_rooted and is_served_here(self.notices.store):
+                self._await_others()
+
+    def _await_others(self) -> None:
+        """Keep the store for a while, until the others have left, or have said what is wrong."""
+        peers, deadline = {*range(self.world_size)} - {self.rank}, time.monotonic() + _STAY_S
+        while time.monotonic() < deadline and self.notices.verdict() is None:
+            peers -= {peer for peer in peers if self.notices.last_of(peer) is not None}
+            if not peers:
+                break
+            time.sleep(_BETWEEN_S)
 
     def close(self) -> None:
         """Stop the thread."""

@@ -209,6 +209,16 @@ def test_fields_that_no_rank_writes(fields: object) -> None:
         as_fields("here/0", json.dumps(fields), KINDS)
 
 
+def test_whether_a_store_ends_with_this_process() -> None:
+    store = served()
+    other = dist.PrefixStore("other", store.clone())  # type: ignore[attr-defined]
+    assert stores.is_served_here(other)
+    del store
+    gc.collect()
+    assert not stores.is_served_here(other)
+    assert not stores.is_served_here(dist.HashStore())
+
+
 def test_a_store_that_owes_an_answer_is_asked_no_more() -> None:
     """Neither over another prefix or connection, nor for longer by who waits for less."""
     store, answers = served(), threading.Event()

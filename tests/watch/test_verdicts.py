@@ -461,6 +461,27 @@ def test_a_rank_that_has_left_has_told_its_last_calls(
         assert monitor.told("verdict")["kind"] == "mismatch"
 
 
+@pytest.mark.parametrize("ends", ["verdict", "left", ""])
+def test_who_holds_the_store_keeps_it_for_those_that_may_wait_for_it(
+    monitor: Watched, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(watching, "is_served_here", lambda store: True)
+
+    def end() -> None:
+        if ends == "verdict":
+            monitor.notices.tell_verdict({"kind": "lost", "peer": 1, "text": "x"})
+        for peer in range(1, WORLD_SIZE) if ends == "left" else ():
+            monitor.notices.store.set(f"left/{peer}", "7")
+
+    monitor.clock.then = end
+    monitor.leave(3.0)
+    assert monitor.clock.naps == [], "an all-reduce waits for all"
+    monitor.at(8, None, "broadcast(linear)")
+    monitor.leave(3.0)
+    most = round(watching._STAY_S / watching._BETWEEN_S)
+    assert len(monitor.clock.naps) in ((3,) if ends else (most, most + 1))
+
+
 def test_an_error_of_this_rank(monitor: Watched) -> None:
     assert monitor.report(PeerLostError("of the library"), 3.0) == "of the library"
     text = f"rank 0 failed with PeerLostError: of the library, {CALL_8}"
