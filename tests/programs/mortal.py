@@ -249,6 +249,22 @@ def expected(results: Sequence[Learned], steps: int) -> tuple[list[dict[int, flo
     return losses, torch.cat([param.detach().view(-1) for param in model.parameters()]).tolist()
 
 
+def dies_before_its_first_call(
+    store: dist.Store, rank: int, world_size: int, victim: int
+) -> tuple[str, int | None, float]:
+    """A rank of a group of torch's gloo dies before ringcoll is called; what the others are told, and when."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_LIMIT)
+    dist.barrier()
+    if rank == victim:
+        die()
+    begin_s = time.monotonic()
+    try:
+        ringcoll.all_reduce(torch.ones(3))
+    except RingcollError as error:
+        return type(error).__name__, getattr(error, "peer", None), time.monotonic() - begin_s
+    return "", None, 0.0
+
+
 # --- one operation ----------------------------------------------------------------------
 
 
