@@ -507,7 +507,7 @@ def test_bytes_in_the_store(value: bytes) -> None:
 
 _WAITS = {"number": 3, "call": "all_reduce", "meets": False, "step": 4, "peer": 1,
           "is_receive": True, "chunks": [2]}  # fmt: skip
-_GROUP = {"group": "dp", "transport": "shared", "rank": 0, "world_size": 3,
+_GROUP = {"group": "dp", "transport": "shared", "rank": 0, "world_size": 3, "ranks": [4, 0, 6],
           "operations": [{"number": 3, "call": "all_reduce", "complete": False}], "running": _WAITS, "queued": [{"number": 4, "call": "barrier", "complete": False}],
           "failure": None, "pids": {"1": 2}, "elsewhere": [2]}  # fmt: skip
 RECORD = {"version": 1, "host": "oak", "pid": 1, "command": "train.py",

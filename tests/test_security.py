@@ -445,7 +445,7 @@ def test_what_is_in_the_store(transport: str) -> None:
 def test_the_text_of_an_error_goes_through_the_store() -> None:
     store = dist.HashStore()
     watching = Monitor(store, 1, 2, lambda: None, Lives(store, 1, 2))
-    watching.report(ValueError("the value was 4711"))
+    watching.report(ValueError("the value was 4711"), 3.0)
     assert "the value was 4711" in store.get("verdict").decode()
 
 

@@ -148,6 +148,7 @@ class PointToPoint:
             "transport": SENDS,
             "rank": self.rank,
             "world_size": self._world_size,
+            "ranks": [],
             "failure": None,
             "operations": [last] * bool(self.num_started),
             "running": running,

@@ -36,6 +36,7 @@ from ringcoll.transport import (
     streams,
     with_memory,
 )
+from ringcoll.watch import Names
 
 ANY_GPU = torch.device("cuda")
 """The current GPU of a process, whichever that is."""
@@ -345,7 +346,23 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     where = group.get_group_store(), group.rank(), group.size(), time_limit_s(group), device
     asked = _asked.get(group, {})
     options = {name: asked[name] for name in asked.keys() - {"cpu", "cuda"}}
-    return member_at(*where, asked.get(device.type), prefix=prefix, **options)
+    member = member_at(*where, asked.get(device.type), prefix=prefix, **options)
+    member.monitor.notices.names = _names_of(group)
+    with contextlib.suppress(RuntimeError):  # it has no backend for the CPU
+        if isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo):
+            member.monitor.lives.native = weakref.ref(group)
+    return member
+
+
+def _names_of(group: dist.ProcessGroup) -> Names:
+    """How a group of torch is called; one that torch has not made has no ranks of the program."""
+    if group is dist.GroupMember.WORLD:
+        return Names()
+    ranks, name = list[int](), group.group_desc
+    with contextlib.suppress(KeyError, ValueError):
+        ranks = dist.get_process_group_ranks(group)
+    is_whole = ranks == [*range(len(ranks))] and len(ranks) == dist.get_world_size()
+    return Names(() if is_whole else ranks, "" if name == "undefined" else name)
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:

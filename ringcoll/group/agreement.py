@@ -49,7 +49,16 @@ from ringcoll.errors import (
     TuningFileError,
 )
 from ringcoll.group.message_costs import CPU, measure, probe
-from ringcoll.machine import appears, as_json, cores, not_of_a_rank, read_json, settings, tuning
+from ringcoll.machine import (
+    answered,
+    appears,
+    as_json,
+    cores,
+    not_of_a_rank,
+    read_json,
+    settings,
+    tuning,
+)
 from ringcoll.schedule import contract
 from ringcoll.transport import Handle, Message, Transport, costs_of, names
 
@@ -281,7 +290,8 @@ def refit(
     costs = table.parameters.of_rank
     measured = replace(probe(transport, budget_s, limit_s), rank_costs=costs)
     if transport.rank:
-        values = notes.hear("fit")
+        hear = partial(notes.hear, "fit")
+        values = hear() if transport.shares_process else answered(store, limit_s, hear)
     else:
         values = None
         try:

@@ -51,7 +51,6 @@ from ringcoll.machine import (
 from ringcoll.operation import Binding, BoundInstruction, Operation, Turn, drive
 from ringcoll.transport import Handle, Lane, NotYetError, Streams, Transport, capturing, with_memory
 from ringcoll.watch import (
-    STORE_S,
     CallComparison,
     Issued,
     Lives,
@@ -59,6 +58,7 @@ from ringcoll.watch import (
     announce,
     flight_recorder,
     monitored_barrier,
+    patience_s,
 )
 
 _EXIT_S = 10.0  # for operations that are pending when the process ends
@@ -747,7 +747,7 @@ class Communicator:
             text = str(error)
         else:
             # Peers wait for messages that will not come; messages in flight use the memory.
-            text = self.monitor.report(error)
+            text = self.monitor.report(error, timeout_s)
             is_lack = type(error) is RuntimeError and _NO_MEMORY in str(error)
             # To connect may need files and descriptors that the process cannot have.
             if is_lack or (isinstance(error, OSError) and not self._has_met):
@@ -802,6 +802,7 @@ class Communicator:
             "transport": self.transport.name,
             "rank": self.rank,
             "world_size": self.world_size,
+            "ranks": self.monitor.notices.names.members,
             "failure": None if self.broken is None else str(self.broken),
             **flight_recorder.operations(self.monitor, queued),
         }
@@ -819,15 +820,16 @@ class Communicator:
 
     def _refuse(self) -> None:
         """Raise the reason why nothing can run any more."""
+        names = self.monitor.notices.names
         if self.state is GroupState.FOREIGN:
             raise GroupBrokenError(FORKED)
         if self.state is GroupState.CLOSED:
-            raise GroupBrokenError(f"rank {self.rank}: the group was closed")
+            raise GroupBrokenError(f"{names.of(self.rank)}: {names.group} was closed")
         assert self.broken is not None
         is_own = isinstance(self.broken, RingcollError)
         why = self.broken if is_own else described(self.broken)
         raise GroupBrokenError(
-            f"rank {self.rank}: the group is broken by an earlier failure: {why}",
+            f"{names.of(self.rank)}: {names.group} is broken by an earlier failure: {why}",
             peer=getattr(self.broken, "peer", None),
         ) from self.broken
 
@@ -897,7 +899,7 @@ class Communicator:
         monitor.wake()  # which sees a rank that makes another call
         try:
             # Rank 0 may come as late as the time limit allows, and then waits as long for others.
-            answered(self.store, 2 * timeout_s + STORE_S, wait)
+            answered(self.store, 2 * timeout_s + patience_s(timeout_s), wait)
         except TransportError:
             if monitor.error is None:
                 raise
@@ -920,7 +922,7 @@ class Communicator:
             self.broken = self.broken or GroupBrokenError(f"rank {self.rank}: the group was closed")
             self.transport.abort()
         else:
-            self.monitor.leave()
+            self.monitor.leave(self.timeout_s)
         self._queue.close(_JOIN_S)
         self.monitor.close()
         flight_recorder.forget(self)

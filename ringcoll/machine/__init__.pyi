@@ -67,9 +67,11 @@ from .stores import answered as answered
 from .stores import appears as appears
 from .stores import as_fields as as_fields
 from .stores import as_json as as_json
+from .stores import asked as asked
 from .stores import begun as begun
 from .stores import common as common
 from .stores import gone as gone
+from .stores import is_served_here as is_served_here
 from .stores import not_of_a_rank as not_of_a_rank
 from .stores import private as private
 from .stores import read_all as read_all

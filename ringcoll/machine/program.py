@@ -67,9 +67,11 @@ def _end() -> None:
     _join_threads()
     # Python calls it without a frame. Processes of `multiprocessing` call it, too, and may have
     # functions of `atexit` from their parents, which they do not run.
-    if sys._getframe().f_back is None:
+    caller = sys._getframe().f_back
+    if caller is None:
         atexit.unregister(_run_last)  # it is for an end in which the line above was interrupted
         atexit._run_exitfuncs()
+    if caller is None or caller.f_code.co_name == "_bootstrap":
         _run_last()
 
 

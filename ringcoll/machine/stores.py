@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, TransportError
 from ringcoll.machine.facts import family_of, place
-from ringcoll.machine.lines import end_of, sockets
+from ringcoll.machine.lines import Address, end_of, sockets
 from ringcoll.machine.program import at_end, started
 
 Answer = TypeVar("Answer")
@@ -34,7 +34,7 @@ _GIVING_UP_S = 5.0  # for torch to give up: 0.6 to 3.1 s in 12 tries with the li
 # torch looks up the name of the host it connects to. Where a name server does not answer, that
 # takes 5 seconds or more, once in a process: the next try does without.
 _TRIES = 3
-_LATE_S = 1.0  # for an answer that comes at the time limit, and says more
+_LATE_S = 1.0  # for an answer that comes at the time limit, and says more; or a quarter of that
 
 
 class _NoAnswerError(TimeoutError):
@@ -118,6 +118,16 @@ def unreachable(store: dist.Store) -> str:
     below = _below(store)
     where = f" at {below.host}:{below.port}" if isinstance(below, dist.TCPStore) else ""
     return f"the store{where}, which rank 0 or the launcher holds, cannot be reached"
+
+
+def is_served_here(store: dist.Store) -> bool:
+    """Whether this process serves a store, which ends with it."""
+    below = _below(store)
+    return isinstance(below, dist.TCPStore) and any(
+        connection.getsockname()[1] == below.port
+        and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        for connection in sockets()
+    )
 
 
 def store_host(store: dist.Store) -> str:
@@ -238,12 +248,20 @@ for _calls in (_clones, MESSAGES):
     os.register_at_fork(after_in_child=_calls.clear)
 
 
-def begun(function: Callable[[], Answer], among: set[Future[Any]] | None = None) -> Future[Answer]:
+class _Answer(Future[Any]):
+    """What a function will have returned, and when it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun_s = time.monotonic()
+
+
+def begun(function: Callable[[], Answer], among: set[Any] | None = None) -> Future[Answer]:
     """Call a function that may never return, such as a look into a stopped process's store.
 
     Its thread stays behind if it does not return; ``among`` holds its answer meanwhile.
     """
-    answer: Future[Answer] = Future()
+    answer = _Answer()
     try:
         started(_ask, "ringcoll-asks", function, answer)
     except GroupBrokenError:  # the program ends
@@ -262,9 +280,9 @@ def _ask(function: Callable[[], Answer], answer: Future[Answer]) -> None:
         del function, answer  # or the error, which refers to this frame, would keep both
 
 
-def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
+def within(limit_s: float, function: Callable[[], Answer], among: set[Any] | None = None) -> Answer:
     """Call a function that may never return; see `begun`. Raises `TimeoutError` after the limit."""
-    answer = begun(function)
+    answer = begun(function, among)
     try:
         wait([answer], min(limit_s, threading.TIMEOUT_MAX))
         if not answer.done():
@@ -281,12 +299,32 @@ def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) 
     `TransportError` if the store is gone.
     """
     try:
-        return within(limit_s + _LATE_S, function)
+        return within(limit_s + min(_LATE_S, limit_s / 4), function)
     except _NoAnswerError:
         text = f"no answer within {limit_s:g} s: {unreachable(store)}"
         raise CollectiveTimeoutError(text, peer=0) from None
     except dist.DistError as error:
         raise gone(store, error) from error
+
+
+_owed: dict[Address, set[_Answer]] = {}  # by store
+os.register_at_fork(after_in_child=_owed.clear)
+
+
+def asked(store: dist.Store, limit_s: float, question: Callable[[], Answer]) -> Answer:
+    """Ask a store that usually answers at once, and whose host may be stopped; see `begun`.
+
+    Raises `TimeoutError` if the store has owed an answer for ``limit_s`` seconds, to this question
+    or to one before, of any group of the process: only the first one waits.
+    """
+    below = _below(store)
+    if not isinstance(below, dist.TCPStore):  # in this process, or on disk
+        return question()
+    owed, now = _owed.setdefault((below.host, below.port), set()), time.monotonic()
+    left_s = min((answer.begun_s for answer in owed.copy()), default=now) + limit_s - now
+    if left_s <= 0:
+        raise _NoAnswerError(unreachable(store))
+    return within(left_s, question, owed)
 
 
 def gone(store: dist.Store, error: dist.DistError) -> TransportError:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +39,16 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.group import Call, Communicator, Queue, Work
-from ringcoll.machine import at_end, begun, own_address, place, private, seconds_of, store_host
+from ringcoll.machine import (
+    answered,
+    at_end,
+    begun,
+    own_address,
+    place,
+    private,
+    seconds_of,
+    store_host,
+)
 from ringcoll.resilient.membership import Membership
 from ringcoll.resilient.succession import Member, View
 from ringcoll.schedule import contract
@@ -316,7 +326,8 @@ class ResilientGroup(OwnGroup):
 
     def _connected(self) -> StoreGroup:
         view = self._membership.view
-        store = dist.PrefixStore(f"group/{view.epoch}", self._membership.meeting_place())
+        meeting = self._membership.meeting_place(self._timeout_s)
+        store = dist.PrefixStore(f"group/{view.epoch}", meeting)
         rank = view.members.index(self._membership.own)
         for peer, member in enumerate(view.members):  # some may die before they tell
             tell(store, peer, member.process)
@@ -474,14 +485,17 @@ def start(
             got=group,
         )
     rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
-    store = dist.PrefixStore("ringcoll/resilient", private(group.get_group_store()))
+    users = group.get_group_store()
+    own = answered(users, timeout_s, lambda: private(users))
+    store = dist.PrefixStore("ringcoll/resilient", own)
     lives = Lives(store, rank, world_size)
     lives.tell()
 
     def of_all(name: str, value: object) -> list[Any]:
         store.set(f"{name}/{rank}", json.dumps(value))
-        ranks = range(world_size)
-        values = told_by(store, name, rank, ranks, timeout_s, lambda: bool(lives.ended()))
+        ranks, has_lost = range(world_size), lambda: bool(lives.ended())
+        meet = partial(told_by, store, name, rank, ranks, timeout_s, has_lost)
+        values = answered(store, timeout_s, meet)
         return [values[peer] for peer in ranks]
 
     places = of_all("place", [place(), store_host(store)])

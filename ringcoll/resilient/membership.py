@@ -134,21 +134,22 @@ class Membership:
         }
         self.door.set("view", json.dumps(view))
 
-    def meeting_place(self) -> dist.Store:
-        """The store at which the members of the view meet; `PeerLostError` if it has gone."""
+    def meeting_place(self, limit_s: float) -> dist.Store:
+        """The store at which the members of the view meet; `PeerLostError` if it is gone."""
         leader = self.view.members[0]
         if leader == self.own:
             return self.door
         try:
             door = _Door(leader.host, leader.port)
-            deadline = time.monotonic() + _CONNECT_S
+            deadline = time.monotonic() + min(_CONNECT_S, limit_s)
             while door.is_connecting and time.monotonic() < deadline:
                 if leader.process.has_ended():
                     break
                 time.sleep(_POLL_S)
-            return door.store()
+            return door.store(0)
         except _UNREACHED as error:
-            raise PeerLostError(f"rank 0 at {leader.address} is gone: {error}", peer=0) from error
+            why = str(error) or "no answer"
+            raise PeerLostError(f"rank 0 at {leader.address} is gone: {why}", peer=0) from error
 
     def has_news(self) -> bool:
         """Whether others have begun to change this member's view, or have changed it."""

@@ -10,7 +10,8 @@ a member                          does
 ================================  ==================================================================
 begins, or sees its leader end    follows the first leader that has not ended or left: no lower
                                   ballot counts for the member any more
-waits too long                    follows the next leader
+waits too long                    follows the next leader that has begun: one that has not may be
+                                  stopped, too
 leads                             waits for all higher members that live, and for a quorum. It
                                   proposes the view that was accepted in the highest ballot, or else
                                   a new one of the members that have come
@@ -175,9 +176,12 @@ def step(
     }
     living = [member for member in members if member == me or not _is_out(member, heard, gone)]
     ballot = max(own.ballot, 0, *(record.ballot for record in peers.values()))
+    leaders = living
     if ballot == own.ballot and patience and leader_of(ballot, members) != me:
         ballot += 1
-    while leader_of(ballot, members) not in living:
+        begun = [member for member, record in peers.items() if record.ballot != _NONE]
+        leaders = [member for member in living if member == me or member in begun]
+    while leader_of(ballot, members) not in leaders:
         ballot += 1
     if patience is Patience.OVER:
         raise GroupBrokenError(

@@ -16,9 +16,10 @@ from .lives import Process as Process
 from .lives import tell as tell
 from .monitor import CallComparison as CallComparison
 from .monitor import Monitor as Monitor
-from .notices import STORE_S as STORE_S
+from .notices import Names as Names
 from .notices import announce as announce
 from .notices import monitored_barrier as monitored_barrier
+from .notices import patience_s as patience_s
 from .notices import say as say
 from .waits import UserMessage as UserMessage
 from .waits import begin_wait as begin_wait

@@ -58,10 +58,10 @@ class Running(NamedTuple):
         """The rank that is waited for."""
         return None if self.wait is None else self.wait.peer
 
-    def where(self) -> str:
+    def where(self, group: str = "the group") -> str:
         """The call, and the step that it waits in, in words; calls are counted from 1 there."""
         call = self.operation.description or self.operation.name
-        text = f"call {self.number + 1} of the group ({call})"
+        text = f"call {self.number + 1} of {group} ({call})"
         return text if self.wait is None else f"{text}, step {self.wait.step}"
 
 
@@ -327,7 +327,8 @@ class Diagnosis:
         if awaited is not None:
             last = notices.last_of(awaited)
             if last is not None and last < running.number:
-                return self._lost(awaited, running, f"rank {awaited} has closed the group")
+                reason = f"{notices.names.of(awaited)} has closed {notices.names.group}"
+                return self._lost(awaited, running, reason)
         ended = self._lives.ended(awaited, 0)  # rank 0 may have had the store
         for peer in ended:
             dead_s = now - self._ended.setdefault(peer, now)
@@ -340,7 +341,8 @@ class Diagnosis:
             is_awaited = self._progress.meets if awaited is None else awaited == peer
             # It may have blocked the others, too: UCX's queues in shared memory wait for a sender
             # that was killed while it wrote.
-            is_doom = last is None and not notices.is_gone and dead_s >= _DOOM_S
+            is_unknown = notices.is_gone or notices.is_silent
+            is_doom = last is None and not is_unknown and dead_s >= _DOOM_S
             if (is_awaited and dead_s >= _GRACE_S) or is_doom:
                 cause = self._cause(peer, ended)
                 assert cause is not None
@@ -364,7 +366,7 @@ class Diagnosis:
         count = self._notices.broken(self.rank)
         if count <= self._notices.broken(peer):
             return failure
-        text = f"{failure}; {count} ranks have lost rank {self.rank}"
+        text = f"{failure}; {count} ranks have lost {self._notices.names.of(self.rank)}"
         return type(failure)(text, peer=self.rank)
 
     def failure(
@@ -376,23 +378,24 @@ class Diagnosis:
         peer = running.peer if running.wait else getattr(error, "peer", None)
         ended = set() if timed_out or is_corrupt else self._lives.ended(peer, 0)
         lost = self._cause(peer, ended)
-        if lost is not None and lost != peer:
+        if lost is not None and (lost != peer or (running.wait is None and lost in ended)):
             return self._lost(lost, running)
-        where = f"in {running.where()}"
+        names, of = self._notices.names, self._notices.names.of
+        where, reason = f"in {running.where(names.group)}", names.translated(str(error))
         if running.wait is None:
-            text = f"{error}, {where}"  # the ranks had not met yet
-            if peer is not None and f"rank {peer}" not in text:
-                text = f"rank {self.rank} lost rank {peer}: {text}"
+            text = f"{reason}, {where}"  # the ranks had not met yet
+            if peer is not None and of(peer) not in text:
+                text = f"{of(self.rank)} lost {of(peer)}: {text}"
         elif timed_out:
             what = "no data came from" if running.wait.is_receive else "no data were taken by"
-            text = f"rank {self.rank} timed out after {limit_s:g} s: {what} rank {peer}, {where}"
-            text += "".join(f"; rank {a} waits for rank {b}" for a, b in pairwise(chain))
+            text = f"{of(self.rank)} timed out after {limit_s:g} s: {what} {of(peer)}, {where}"
+            text += "".join(f"; {of(a)} waits for {of(b)}" for a, b in pairwise(chain))
             peer = chain[-1]
         elif is_corrupt:
-            text = f"{error}, {where}"
+            text = f"{reason}, {where}"
         else:
-            cause = f"rank {peer}'s process has ended" if peer in ended else _short(str(error))
-            text = f"rank {self.rank} lost rank {peer}: {cause}, {where}"
+            cause = f"{of(peer)}'s process has ended" if peer in ended else _short(reason)
+            text = f"{of(self.rank)} lost {of(peer)}: {cause}, {where}"
         if self._notices.is_gone and not timed_out:  # its host may be the cause
             gone = unreachable(self._notices.store)
             text += "" if gone in text else f"; {gone}"
@@ -409,8 +412,10 @@ class Diagnosis:
         return min(ended) if ended and peer not in ended else peer
 
     def _lost(self, peer: int, running: Running, cause: str = "") -> PeerLostError:
-        cause = cause or f"rank {peer}'s process has ended"
-        text = f"rank {self.rank} lost rank {peer}: {cause}, in {running.where()}"
+        names = self._notices.names
+        cause = cause or f"{names.of(peer)}'s process has ended"
+        lost = f"{names.of(self.rank)} lost {names.of(peer)}"
+        text = f"{lost}: {cause}, in {running.where(names.group)}"
         if self._notices.is_gone:
             text += f"; {unreachable(self._notices.store)}"
         return PeerLostError(text, peer=peer)
@@ -452,7 +457,7 @@ class Diagnosis:
             own_numel = (own.lengths or {}).get(int(key), numel)
             if own_numel != numel:
                 source, target = divmod(int(key), self.world_size)
-                way = f"from rank {source} to rank {target}"
+                way = f"from {self._notices.names.of(source)} to {self._notices.names.of(target)}"
                 return (
                     f"{own.description} with {own_numel} elements {way}",
                     f"{description} with {numel} elements {way}",
@@ -461,27 +466,30 @@ class Diagnosis:
 
     def verdict_of(self, failure: TransportError) -> dict[str, Any]:
         """The failure of this rank, as the others are to read it."""
-        text = str(failure)
+        text, own = str(failure), self._notices.names.of(self.rank)
         lead, _, cause = text.partition(": ")
-        if lead == f"rank {self.rank} lost rank {failure.peer}" and cause.startswith("rank "):
-            text = f"rank {self.rank} reports that {cause}"
+        if lead == f"{own} lost {self._notices.names.of(failure.peer)}" and cause.startswith(
+            "rank "
+        ):
+            text = f"{own} reports that {cause}"
         return {"kind": kind_of(failure), "peer": failure.peer, "text": text}
 
     def from_verdict(self, verdict: dict[str, Any]) -> RingcollError:
         """The error of this rank after a verdict, of another rank or its own."""
+        of, group = self._notices.names.of, self._notices.names.group
         if verdict["kind"] == "mismatch":
             calls: dict[int, str] = {rank: call for rank, call, _ in verdict["calls"]}
             both = " and ".join(
-                f"rank {rank} called {call}{place}" for rank, call, place in verdict["calls"]
+                f"{of(rank)} called {call}{place}" for rank, call, place in verdict["calls"]
             )
             number, mine = verdict["number"], calls.get(self.rank, "")
             # If this rank is neither of the two, its peer is the rank with another call.
             if not mine and (own := self._progress.called(number)) is not None:
                 mine = own.description or own.name
             peer = next(rank for rank, call in calls.items() if rank != self.rank and call != mine)
-            text = f"rank {self.rank}: the ranks disagree on call {number + 1} of the group: {both}"
+            text = f"{of(self.rank)}: the ranks disagree on call {number + 1} of {group}: {both}"
             return MismatchError(text, peer=peer, mine=mine, theirs=calls[peer])
-        text = f"rank {self.rank} stops: {verdict['text']}"
+        text = f"{of(self.rank)} stops: {verdict['text']}"
         return FAILURES[verdict["kind"]](text, peer=verdict["peer"])
 
 

@@ -54,7 +54,8 @@ Members = Mapping[int, tuple[Record, Record]]  # by rank: records of the process
 _CALL = {"number": int, "call": str, "complete": bool}
 _RUNNING = {"number": int, "call": str, "meets": bool, "step": (int, None), "peer": (int, None),
             "is_receive": bool, "chunks": [int]}  # fmt: skip
-_GROUP = {"group": str, "transport": str, "rank": int, "world_size": int, "operations": [_CALL],
+_GROUP = {"group": str, "transport": str, "rank": int, "world_size": int, "ranks": [int],
+          "operations": [_CALL],
           "running": (_RUNNING, None), "queued": [_CALL], "failure": (str, None), "pids": {"": int},
           "elsewhere": [int]}  # fmt: skip
 _RECORD = {"version": int, "host": str, "pid": int, "command": str, "threads": {"": str},
@@ -133,7 +134,8 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
     groups: dict[str, dict[int, tuple[Record, Record]]] = defaultdict(dict)
     for record in records:
         for group in record["groups"]:
-            groups[group["group"]][group["rank"]] = record, group
+            named = _named(group)
+            groups[group["group"]][named["rank"]] = record, named
     states = {name: _state(members) for name, members in groups.items()}
     names = sorted(groups, key=states.__getitem__, reverse=True)
     # Every group may have messages of the user's own: they are told if somebody waits for one.
@@ -145,7 +147,10 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
         group = next(iter(groups[name].values()))[1]
         busy, broken = states[name]
         state = f"{busy or 'none'} in an operation{f', broken for {broken}' * bool(broken)}"
-        where = f"{group['world_size']} ranks over {group['transport']}"
+        is_whole = group["ranks"] == [*range(group["world_size"])]
+        ranks = f"ranks {', '.join(map(str, group['ranks']))}"
+        ranks = f"{group['world_size']} ranks" if is_whole else ranks
+        where = f"{ranks} over {group['transport']}"
         lines.append(f"group {number}, {where}: {state}")
         if is_quiet or busy or broken:
             merged = _merged(groups[name], records, silent or {}, numbers)
@@ -155,6 +160,20 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
 
 def _has_sends(members: Members) -> bool:
     return any(group["transport"] == SENDS for _, group in members.values())
+
+
+def _named(group: Record) -> Record:
+    """A rank's end of a group, with the ranks of the program where they are known."""
+    running, pids = group["running"], group["pids"]
+    if len(group["ranks"]) != group["world_size"]:
+        return group | {"ranks": [*range(group["world_size"])]}
+    known = dict(enumerate(group["ranks"]))
+    return group | {
+        "rank": known[group["rank"]],
+        "running": running and running | {"peer": known.get(running["peer"])},
+        "pids": {str(rank): pids[str(i)] for i, rank in known.items() if str(i) in pids},
+        "elsewhere": [known.get(rank) for rank in group["elsewhere"]],
+    }
 
 
 def _state(members: Members) -> tuple[int, int]:
@@ -176,7 +195,7 @@ def _merged(
         if group["running"] and group["failure"] is None:
             waiting[group["running"]["peer"]].append(rank)
     lines = []
-    for rank in range(next(iter(members.values()))[1]["world_size"]):
+    for rank in next(iter(members.values()))[1]["ranks"]:
         is_running = False
         if rank in members:
             record, group = members[rank]

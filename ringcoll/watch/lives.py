@@ -5,6 +5,9 @@ connected nobody does, and gloo does not in the middle of a long message. The pr
 can be looked at. A process is known by its number and the time of its start, as numbers are given
 away again; in another time name space than its own by its number alone, as its clock is another
 there. To those of other hosts there are lines (`ringcoll.machine.lines`).
+
+Of a rank that has not told its process, as it has not made a call yet, torch's own group may know:
+gloo's connection to it ends with it, and a receive then fails at once.
 """
 
 from __future__ import annotations
@@ -12,15 +15,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from ringcoll.errors import TransportError
 from ringcoll.machine import (
     as_json,
+    asked,
     is_address,
     lines,
     own_address,
@@ -31,6 +38,9 @@ from ringcoll.machine import (
 )
 
 _KEY = "ringcoll/process/{}"
+_LOOK_S = 0.5  # for an answer of the store; the next look asks again
+_PAUSE_S = 1.0  # between two tries of torch's connections: a try leaves a few bytes behind
+_TRY_TAG = 0x7E57C059  # nobody sends such a message
 _SMALL = 32  # ranks of a group in which all have lines to all
 
 
@@ -103,6 +113,7 @@ class Lives:
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._store, self.rank, self.world_size = store, rank, world_size
+        self._is_gone = False
         self._unknown = set(range(world_size)) - {rank}
         # Those of other hosts to which there are lines, whoever is waited for: in large groups the
         # ranks at distances that are powers of two, with which most algorithms exchange messages.
@@ -112,6 +123,8 @@ class Lives:
         self._near = {(rank + way) % world_size for step in steps for way in (step, -step)} - {rank}
         self.processes: dict[int, Process] = {}
         self.elsewhere: dict[int, Process] = {}
+        self.native: Callable[[], Any] = lambda: None  # torch's own group, if it is gloo's
+        self._cut, self._tried_s = set[int](), 0.0
 
     def tell(self) -> None:
         """Tell which process this rank is, and make lines to those that have told it before.
@@ -136,7 +149,21 @@ class Lives:
         self._learn()
         others, looked_at = self.elsewhere.copy(), {*self._near, *awaited}
         far = {peer: process for peer, process in others.items() if peer in looked_at}
-        return {peer for peer, process in (self.processes | far).items() if process.has_ended()}
+        ended = {peer for peer, process in (self.processes | far).items() if process.has_ended()}
+        return ended | self._cut_off()
+
+    def _cut_off(self) -> set[int]:
+        """The ranks that have told no process, and to which torch's own group has no connection."""
+        group = self.native() if self._unknown else None
+        if group is not None and time.monotonic() - self._tried_s > _PAUSE_S:
+            self._tried_s = time.monotonic()
+            gloo = group._get_backend(torch.device("cpu"))
+            for peer in self._unknown - self._cut:
+                try:
+                    gloo.recv([torch.empty(0, device="cpu")], peer, _TRY_TAG)
+                except RuntimeError:
+                    self._cut.add(peer)
+        return self._cut
 
     def told(self) -> dict[str, Any]:
         """The ranks on this host and elsewhere, for the flight report."""
@@ -151,6 +178,11 @@ class Lives:
 
     def _learn(self, among: Iterable[int] | None = None) -> None:
         """Read the processes of ranks that are not known yet, as far as they have told them."""
+        if self._unknown and not self._is_gone:
+            with contextlib.suppress(TimeoutError):
+                asked(self._store, _LOOK_S, partial(self._read, among))
+
+    def _read(self, among: Iterable[int] | None) -> None:
         peers = [*(self._unknown if among is None else self._unknown.intersection(among))]
         keys = [_KEY.format(peer) for peer in peers]
         try:
@@ -168,6 +200,6 @@ class Lives:
                     elif process is not None and process.place != place():
                         self.elsewhere[peer] = process
         except dist.DistNetworkError:  # the store is gone, and torch tells each try at length
-            self._unknown.clear()
+            self._is_gone = True
         except RuntimeError:
             pass

@@ -20,7 +20,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -41,17 +40,20 @@ from ringcoll.machine import (
     appears,
     compares_calls,
     hang_notice_s,
+    is_served_here,
     read_text,
     started,
-    within,
 )
+from ringcoll.schedule import CONTRACTS, contract
 from ringcoll.watch.diagnosis import Diagnosis, Progress, Running
 from ringcoll.watch.lives import Lives
-from ringcoll.watch.notices import LEFT, STORE_S, Notices, say
+from ringcoll.watch.notices import LEFT, Notices, patience_s, say
 
 _POLL_S = 0.1  # between two looks of a rank that waits
 _BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends it in 0.1 s
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
+_STAY_S = 1.0  # with the store, for ranks that wait; they look after `_PATIENCE_S`
+_END_S = 5.0  # for a last look, and what it may break
 _TOLD = 64  # operations that a rank tells the others
 _MOST_KNOWN = 4096  # kinds of calls that are remembered as compared
 
@@ -108,18 +110,33 @@ class Monitor:
             self.awake = True
             self._wake.set()
 
-    def leave(self) -> None:
-        """Tell ranks that wait for this rank in a later operation that it has closed the group."""
+    def leave(self, limit_s: float) -> None:
+        """Tell ranks that wait for this rank that it has closed the group, and what it did last."""
         if self.world_size > 1:
-            with suppress(TimeoutError):
-                within(STORE_S, partial(self.notices.leave, self.progress.last[0]))
+            self.notices.patience_s = patience_s(limit_s)
+            self._publish(None)
+            self.notices.leave(self.progress.last[0])
+            # Of a rooted operation a rank may wait for nobody, and others still for the rank.
+            last = self.progress.last[1]
+            is_rooted = last is not None and last.name in CONTRACTS and contract(last.name).rooted
+            if is_rooted and is_served_here(self.notices.store):
+                self._await_others()
+
+    def _await_others(self) -> None:
+        """Keep the store for a while, until the others have left, or have said what is wrong."""
+        peers, deadline = {*range(self.world_size)} - {self.rank}, time.monotonic() + _STAY_S
+        while time.monotonic() < deadline and self.notices.verdict() is None:
+            peers -= {peer for peer in peers if self.notices.last_of(peer) is not None}
+            if not peers:
+                break
+            time.sleep(_BETWEEN_S)
 
     def close(self) -> None:
         """Stop the thread."""
         self._stop.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(2 * STORE_S)
+            self._thread.join(_END_S)
 
     # --- the thread that has met a failure --------------------------------------------------
 
@@ -135,18 +152,10 @@ class Monitor:
         return self._explain(error, running, limit_s)
 
     def _explain(self, error: RingcollError, running: Running, limit_s: float) -> RingcollError:
-        # From a host that is cut off, the store gives no answer, and no time limit ends that.
-        try:
-            return within(_PATIENCE_S + STORE_S, lambda: self._ask(error, running, limit_s))
-        except TimeoutError:
-            chain = [] if running.peer is None else [running.peer]
-            self.error = self.diagnosis.failure(error, running, limit_s, chain)
-            return self.error
-
-    def _ask(self, error: RingcollError, running: Running, limit_s: float) -> RingcollError:
         """Read the verdict of another rank, or write this rank's verdict."""
         diagnosis = self.diagnosis
         with self._lock:
+            self.notices.patience_s = patience_s(limit_s)
             timed_out = isinstance(error, CollectiveTimeoutError)
             is_cause = timed_out or isinstance(error, CorruptMessageError)
             broken = None if is_cause else running.peer
@@ -161,6 +170,9 @@ class Monitor:
                 if verdict is not None or is_late or (has_lost and not diagnosis.is_unsure()):
                     break
                 time.sleep(_BETWEEN_S)
+            # A rank that has left tells its last calls: this rank may have made another one.
+            if verdict is None and (verdict := diagnosis.disagreement()) is not None:
+                self.notices.tell_verdict(verdict)
             if verdict is not None:
                 self.error = diagnosis.from_verdict(verdict)
                 return self.error
@@ -179,15 +191,14 @@ class Monitor:
         with self._lock:
             self.notices.tell_verdict(verdict)
 
-    def report(self, error: BaseException) -> str:
+    def report(self, error: BaseException, limit_s: float) -> str:
         """Publish the error of this rank, which no other rank has caused; return it in words."""
-        text = f"rank {self.rank} failed with {described(error)}"
+        text = f"{self.notices.names.of(self.rank)} failed with {described(error)}"
         running = self.progress.on_host()
         if running is not None:
-            text += f", in {running._replace(wait=None).where()}"
-        verdict = {"kind": "lost", "peer": self.rank, "text": text}
-        with suppress(TimeoutError):
-            within(_PATIENCE_S + STORE_S, lambda: self._tell(verdict))
+            text += f", in {running._replace(wait=None).where(self.notices.names.group)}"
+        self.notices.patience_s = patience_s(limit_s)
+        self._tell({"kind": "lost", "peer": self.rank, "text": text})
         return str(error) if isinstance(error, RingcollError) else text
 
     def mismatch(self, call: str, peer: int, other: str, site: str) -> RingcollError:
@@ -298,11 +309,13 @@ class Monitor:
         if running is None:
             return
         peers = self.diagnosis.missing(running)
-        whom = ", ".join(f"rank {peer}" for peer in peers) or "its turn"
+        of, group = self.notices.names.of, self.notices.names.group
+        whom = ", ".join(map(of, peers)) or "its turn"
         site = self.progress.site(running.number)
         say(
-            f"rank {self.rank} has waited {self._notice_s:g} s for {whom} in "
-            f"{running.operation.name} #{running.number + 1}{f' ({site})' * bool(site)}; "
+            f"{of(self.rank)} has waited {self._notice_s:g} s for {whom} in "
+            f"{running.operation.name} #{running.number + 1}"
+            f"{f' of {group}' * bool(self.notices.names.members)}{f' ({site})' * bool(site)}; "
             f"`ringcoll dump {os.getpid()}` shows all ranks"
         )
 

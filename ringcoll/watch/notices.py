@@ -12,7 +12,7 @@ key                value
 =================  ==========================================================================
 
 What is read is checked: what no rank writes is as if nobody had written it. A store that is gone is
-asked no more, as torch tells each try at length.
+asked no more, as torch tells each try at length; one whose host is stopped, not before it answers.
 
 `announce` tells the user of a failure at once. A program may look at an asynchronous operation late
 or never, and torch's ``DistributedDataParallel`` raises the error with other words around it.
@@ -29,8 +29,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,12 +42,13 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.machine import appears, error_file, read_json, read_text
+from ringcoll.machine import appears, asked, error_file, read_json, read_text
 
 LEFT = "left/{}"
 """Key of the number of the last operation of a rank that has closed the group."""
-STORE_S = 5.0
-"""Time limit of a look into the store."""
+_LOOK_S = 0.5  # for an answer, if one may look again
+_MOST_S = 5.0  # for an answer on which an error depends
+_FEW = 8  # ranks that are listed
 FAILURES: dict[str, type[TransportError]] = {
     "timeout": CollectiveTimeoutError,
     "corrupt": CorruptMessageError,
@@ -57,7 +57,6 @@ FAILURES: dict[str, type[TransportError]] = {
 }
 """Kinds of failures in a verdict. A plain `TransportError` is nobody's death: the ranks could not
 be connected."""
-_LAST_S = 5.0  # for rank 0 to publish the result, when it has the last rank
 
 _log = logging.getLogger("ringcoll")
 Answer = TypeVar("Answer")
@@ -70,12 +69,47 @@ def kind_of(error: RingcollError) -> str:
     )
 
 
+def patience_s(limit_s: float) -> float:
+    """Seconds for which a store's answer is waited for, beside an operation's time limit."""
+    return min(_MOST_S, limit_s / 4)
+
+
+class Names:
+    """How a group and its ranks are called in what a user reads.
+
+    Ranks are those of the program. A group that torch does not know, without ``members``, has its
+    own; so has the default group, as they are the same.
+    """
+
+    def __init__(self, members: Sequence[int] = (), name: str = "") -> None:
+        self.members = [*members]
+        listed, more = ", ".join(map(str, members[:_FEW])), len(members) - _FEW
+        ranks = f" of ranks {listed}{f' and {more} more' * (more > 0)}" if members else ""
+        self.group = f"the group{f' {name}' * bool(name)}{ranks}"
+
+    def of(self, rank: int | None) -> str:
+        """The name of a rank of the group; `None` for a rank that is not known."""
+        if rank is None:
+            return "a rank"
+        return f"rank {self.members[rank] if self.members else rank}"
+
+    def translated(self, text: str) -> str:
+        """The words of a transport, which knows the group's own ranks only."""
+        names = {f"rank {rank}": f"rank {member}" for rank, member in enumerate(self.members)}
+        return re.sub(r"\brank \d+\b", lambda found: names.get(found[0], found[0]), text)
+
+
 class Notices:
-    """The keys of a group's store, as a rank reads and writes them; nobody else uses the store."""
+    """The keys of a group's store, as a rank reads and writes them; nobody else uses the store.
+
+    ``patience_s`` is how long an answer of the store is waited for. What the store does not answer
+    is ``None``, as what nobody has written.
+    """
 
     def __init__(self, store: dist.Store, rank: int) -> None:
-        self.store, self.rank = store, rank
-        self.is_gone = False  # the store
+        self.store, self.rank, self.patience_s = store, rank, _LOOK_S
+        self.is_gone = self.is_silent = False  # the store
+        self.names = Names()
 
     def verdict(self) -> dict[str, Any] | None:
         """Why the group is broken; ``None`` as long as no rank says so."""
@@ -119,24 +153,25 @@ class Notices:
 
     def leave(self, last: int) -> None:
         """Tell that this rank has closed the group, after an operation; -1 if there was none."""
-        with contextlib.suppress(RuntimeError):  # there is no store any more
-            self.store.set(LEFT.format(self.rank), str(last))
+        self._ask(lambda: self.store.set(LEFT.format(self.rank), str(last)))
 
     def _read(self, key: str, is_known: Callable[[Any], bool]) -> dict[str, Any] | None:
         def read() -> dict[str, Any] | None:
-            self.store.set_timeout(timedelta(seconds=STORE_S))
             value = read_json(self.store, key) if self.store.check([key]) else None
             return value if is_known(value) else None
 
         return self._ask(read)
 
     def _ask(self, ask: Callable[[], Answer]) -> Answer | None:
+        self.is_silent = False
         if not self.is_gone:
             try:
-                return ask()
+                return asked(self.store, self.patience_s, ask)
             except dist.DistNetworkError:
                 self.is_gone = True
-            except RuntimeError:  # too late, or about to be closed, or not JSON
+            except TimeoutError:
+                self.is_silent = True
+            except RuntimeError:  # about to be closed, or not JSON
                 pass
         return None
 
@@ -260,7 +295,7 @@ def monitored_barrier(
             raise CollectiveTimeoutError(
                 f"rank {rank}: rank 0 failed to pass monitored_barrier in {limit}", peer=0
             )
-        if not appear(f"{number}/over", deadline + timeout_s + _LAST_S):
+        if not appear(f"{number}/over", deadline + timeout_s + patience_s(timeout_s)):
             raise CollectiveTimeoutError(
                 f"rank {rank}: rank 0 was lost in monitored_barrier", peer=0
             )

@@ -125,3 +125,9 @@ def test_who_joins_threads_in_a_program_ends_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(program, "_join_threads", lambda: called.append("joined"))
     threading._shutdown()  # type: ignore[attr-defined]
     assert called == ["joined"]
+
+    def _bootstrap() -> None:
+        threading._shutdown()  # type: ignore[attr-defined]
+
+    _bootstrap()  # what such a process ends with; what is registered here is its own
+    assert called == ["joined", "joined", "last"]

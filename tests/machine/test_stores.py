@@ -207,3 +207,35 @@ def test_fields_that_a_rank_has_written() -> None:
 def test_fields_that_no_rank_writes(fields: object) -> None:
     with pytest.raises(TransportError, match=r"no rank writes .* 'here/0'"):
         as_fields("here/0", json.dumps(fields), KINDS)
+
+
+def test_whether_a_store_ends_with_this_process() -> None:
+    store = served()
+    other = dist.PrefixStore("other", store.clone())  # type: ignore[attr-defined]
+    assert stores.is_served_here(other)
+    del store
+    gc.collect()
+    assert not stores.is_served_here(other)
+    assert not stores.is_served_here(dist.HashStore())
+
+
+def test_a_store_that_owes_an_answer_is_asked_no_more() -> None:
+    """Neither over another prefix or connection, nor for longer by who waits for less."""
+    store, answers = served(), threading.Event()
+    other = dist.PrefixStore("other", store.clone())  # type: ignore[attr-defined]
+    assert stores.asked(store, 5.0, lambda: 3) == 3
+    with pytest.raises(TimeoutError, match="no answer within"):
+        stores.asked(store, 0.2, lambda: answers.wait(30))
+    calls: list[int] = []
+    with pytest.raises(TimeoutError, match="which rank 0 or the launcher holds"):
+        stores.asked(other, 0.1, lambda: calls.append(1))
+    assert calls == []
+    assert stores.asked(served(), 0.1, lambda: 4) == 4
+    assert (
+        stores.asked(dist.HashStore(), 0.0, threading.current_thread) is threading.current_thread()
+    )
+    answers.set()
+    deadline = time.monotonic() + 10
+    while stores._owed[store.host, store.port]:
+        assert time.monotonic() < deadline
+    assert stores.asked(other, 5.0, lambda: 5) == 5

@@ -431,6 +431,6 @@ def _judged(ending: Ending, rank: int, item: Any, seconds: float) -> str:
     names = blames and any(f"rank {victim}" in item.text for victim in victims)
     if not is_victim and not (names and names_operation(item.text)):
         return "unnamed"
-    # Of a store whose host is stopped no answer comes, which is waited for, a second longer at first.
-    allowed_s = PROMPT_S + (ending.limit_s + 2.0 if ending.ends == "limit" else 0.0)
+    # The answer of a store whose host is stopped is waited for as a part of the limit only.
+    allowed_s = PROMPT_S + (ending.limit_s if ending.ends == "limit" else 0.0)
     return "late" if not is_victim and seconds > allowed_s else "right"

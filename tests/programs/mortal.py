@@ -249,6 +249,22 @@ def expected(results: Sequence[Learned], steps: int) -> tuple[list[dict[int, flo
     return losses, torch.cat([param.detach().view(-1) for param in model.parameters()]).tolist()
 
 
+def dies_before_its_first_call(
+    store: dist.Store, rank: int, world_size: int, victim: int
+) -> tuple[str, int | None, float]:
+    """A rank of a group of torch's gloo dies before ringcoll is called; what the others are told, and when."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_LIMIT)
+    dist.barrier()
+    if rank == victim:
+        die()
+    begin_s = time.monotonic()
+    try:
+        ringcoll.all_reduce(torch.ones(3))
+    except RingcollError as error:
+        return type(error).__name__, getattr(error, "peer", None), time.monotonic() - begin_s
+    return "", None, 0.0
+
+
 # --- one operation ----------------------------------------------------------------------
 
 
@@ -364,21 +380,52 @@ def _die_after(membership: Membership, answers: int) -> None:
     membership._tell = tell_some  # type: ignore[method-assign]
 
 
-def stopped(store: dist.Store, rank: int, world_size: int) -> Any:
-    """The last rank stops; the others go on without it, and it finds that when it goes on."""
+def stopped(store: dist.Store, rank: int, world_size: int, victim: int) -> Any:
+    """A rank stops; the others go on without it, and it finds that when it goes on."""
     group = started(store, rank, world_size, limit_s=2.0)
-    outer = store
-    outer.set(f"pid {rank}", str(os.getpid()))
+    pids = all_pids(store, rank, world_size)
     ringcoll.barrier(group)
-    if rank == world_size - 1:
+    if rank == victim:
         os.kill(os.getpid(), signal.SIGSTOP)
-    x = value_of(rank, 100)
+    x, begin_s = value_of(rank, 100), time.monotonic()
     ringcoll.all_reduce(x, group=group)
-    found = x, group.size()
-    if rank == 0:
-        os.kill(int(outer.get(f"pid {world_size - 1}")), signal.SIGCONT)
+    found = x, group.size(), time.monotonic() - begin_s
+    if group.rank() == 0:
+        os.kill(pids[victim], signal.SIGCONT)
     time.sleep(1.0)
     return found
+
+
+def all_pids(store: dist.Store, rank: int, world_size: int) -> list[int]:
+    """The processes of all ranks."""
+    store.set(f"pid {rank}", str(os.getpid()))
+    return [int(store.get(f"pid {peer}")) for peer in range(world_size)]
+
+
+def stopped_with_the_store(store: dist.Store, rank: int, world_size: int) -> Any:
+    """Rank 0, which has the store, stops; what the others are told of two groups, and how long that takes."""
+    limit = timedelta(seconds=2)
+    dist.init_process_group(
+        "ringcoll", store=store, rank=rank, world_size=world_size, timeout=limit
+    )
+    pids, other = all_pids(store, rank, world_size), dist.new_group(timeout=limit)
+    ringcoll.barrier()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return None
+    time.sleep(0.2)
+    begin_s, texts = time.monotonic(), list[tuple[str, str]]()
+    for group in (other, None):
+        try:
+            ringcoll.all_reduce(torch.ones(10), group=group)
+        except RingcollError as error:
+            texts.append((type(error).__name__, str(error)))
+    dist.destroy_process_group()
+    seconds = time.monotonic() - begin_s
+    if rank == 1:
+        time.sleep(1.0)
+        os.kill(pids[0], signal.SIGCONT)
+    return texts, seconds
 
 
 def sleeps(store: dist.Store, rank: int, world_size: int) -> Tensor:

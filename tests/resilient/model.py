@@ -334,11 +334,11 @@ class Case(NamedTuple):
 CASES = {
     "2 ranks: 2 deaths, a leave, 4 waits": Case(2, Budget(2, 1, 4), 0, 12_055),
     "2 ranks, one joins: a death, a wait": Case(2, Budget(1, 0, 1), 1, 8_605),
-    "2 ranks, one joins: a death, a leave, 2 waits": Case(2, Budget(1, 1, 2), 1, 95_591),
+    "2 ranks, one joins: a death, a leave, 2 waits": Case(2, Budget(1, 1, 2), 1, 95_403),
     "3 ranks: a death": Case(3, Budget(1, 0, 0), 0, 3_790),
     "3 ranks: 2 deaths, a leave": Case(3, Budget(2, 1, 0), 0, 8_788),
-    "3 ranks: a wait": Case(3, Budget(0, 0, 1), 0, 22_491),
-    "3 ranks: a death, a leave, a wait": Case(3, Budget(1, 1, 1), 0, 119_867),
+    "3 ranks: a wait": Case(3, Budget(0, 0, 1), 0, 30_322),
+    "3 ranks: a death, a leave, a wait": Case(3, Budget(1, 1, 1), 0, 150_870),
     "3 ranks, one joins: a death": Case(3, Budget(1, 0, 0), 1, 45_879),
     "4 ranks: a leave": Case(4, Budget(0, 1, 0), 0, 315_819),
 }

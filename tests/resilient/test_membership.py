@@ -96,6 +96,16 @@ def test_a_leader_that_comes_late_is_left_out_and_told() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("absent", [{0, 1}, {0, 3}], ids=str)
+def test_two_of_five_that_do_not_come_are_left_out_whichever_they_are(absent: set[int]) -> None:
+    """Also the two that would lead one after the other: the second one is not waited for as a leader."""
+    members = members_of_a_group(5)
+    left = [member for number, member in enumerate(members) if number not in absent]
+    views = changed(left, 8.0)
+    assert views == [View(2, 7, tuple(member.own for member in left))] * 3
+
+
+@pytest.mark.slow
 def test_a_minority_ends_within_its_limit_and_the_others_go_on_without_it() -> None:
     alone, *others = members_of_a_group(4)
     begin_s = time.monotonic()
@@ -167,7 +177,7 @@ def slow_to_connect(monkeypatch: pytest.MonkeyPatch) -> list[Membership]:
 def test_the_meeting_place_may_be_slow_to_reach(slow_to_connect: list[Membership]) -> None:
     leader, *followers = slow_to_connect
     for number, member in enumerate(followers):
-        member.meeting_place().set(f"came/{number}", "here")
+        member.meeting_place(20.0).set(f"came/{number}", "here")
         assert leader.door.get(f"came/{number}") == b"here"
 
 

@@ -202,13 +202,28 @@ def test_what_was_changed_on_its_way_is_sent_again():
         assert size == 3
 
 
-def test_a_rank_that_is_stopped_is_left_out_and_told_so():
-    *others, last = run_mortals(mortal.stopped, 3)
-    for x, size in others:
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_that_is_stopped_is_left_out_and_told_so(victim: int):
+    """Also the one that holds the stores; with a limit of 2 s the others go on after some 4."""
+    results = run_mortals(mortal.stopped, 3, victim, store_dies=True)
+    left = [rank for rank in range(3) if rank != victim]
+    for rank in left:
+        x, size, seconds = results[rank]
         assert size == 2
-        assert torch.equal(x, value_of(0, 100) + value_of(1, 100))
-    assert isinstance(last, GroupBrokenError), last
-    assert "went on without this rank" in str(last)
+        assert torch.equal(x, sum_of(left, 100))
+        assert seconds < 15, "19 s with a wait in vain for the store"
+    assert isinstance(results[victim], GroupBrokenError), results[victim]
+    assert "went on without this rank" in str(results[victim])
+
+
+def test_a_rank_is_told_in_time_that_the_rank_with_the_store_is_stopped():
+    """In a group that is not resilient, and when the group has not met; and it leaves in time."""
+    for texts, seconds in run_mortals(mortal.stopped_with_the_store, 3, store_dies=True)[1:]:
+        late, broken = texts
+        assert late[0] == "CollectiveTimeoutError", late
+        assert broken[0] in ("CollectiveTimeoutError", "PeerLostError"), broken
+        assert "rank" in broken[1]
+        assert seconds < 12, "two limits of 2 s, and a quarter of each for the store's answer"
 
 
 def test_a_rank_that_sleeps_until_the_others_have_ended_does_not_go_on_alone():

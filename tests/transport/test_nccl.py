@@ -625,7 +625,7 @@ def test_a_rank_that_compares_hears_of_the_failure_of_another():
     def main(group: LocalGroup) -> None:
         ringcoll.all_reduce(torch.ones(4), group=group)
         if group.rank():
-            group.communicator.monitor.report(ValueError("no more"))
+            group.communicator.monitor.report(ValueError("no more"), 3.0)
         else:
             limit = timedelta(seconds=600)
             ringcoll.all_reduce(torch.ones(5), group=group, timeout=limit)

@@ -232,7 +232,7 @@ def test_a_rank_that_fails_is_told_to_those_whose_streams_wait(cuda: FakeCuda):
     def main(group: LocalGroup) -> BaseException:
         ring(group)
         if group.rank() == 1:
-            group.communicator.monitor.report(ValueError("no more"))
+            group.communicator.monitor.report(ValueError("no more"), 3.0)
             return ValueError()
         ring(group, timeout=LONG)
         cuda.current_stream().synchronize()

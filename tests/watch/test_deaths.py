@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.programs import mortal
 from tests.programs.deaths import ENDINGS, Told, judge, run_ending
-from tests.programs.mortal import Ended
+from tests.programs.mortal import Ended, run_mortals
 
 TRANSPORTS = ("shared", "gloo", "ucx")
 KILLED = Ended(-signal.SIGKILL, 10.0)
@@ -70,3 +71,15 @@ def test_what_a_rank_lacks_is_an_error_of_the_library(transport: str, name: str)
     told = run_ending(name, transport)
     assert told[1].kind in ("TransportError", "PeerLostError"), told
     assert judge(ENDINGS[name], told) in ("right", "late"), told
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_of_gloos_group_that_dies_before_the_first_call_is_told(victim: int) -> None:
+    """Also the one that has the store; torch's group knows no processes."""
+    results = run_mortals(mortal.dies_before_its_first_call, 3, victim, store_dies=victim == 0)
+    for rank in {0, 1, 2} - {victim}:
+        kind, peer, seconds = results[rank]
+        assert (kind, peer) == ("PeerLostError", victim)
+        assert seconds < 15, "the limit is 30 s"

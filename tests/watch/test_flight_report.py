@@ -31,6 +31,7 @@ def group(rank: int, last: int, world_size: int = 4, **more: Any) -> Record:
         "transport": "shared",
         "rank": rank,
         "world_size": world_size,
+        "ranks": [],
         "operations": [call(number, complete=True) for number in range(last + 1)],
         "running": None,
         "queued": [],
@@ -69,6 +70,25 @@ def test_who_is_waited_for_comes_first() -> None:
         "  rank 0 (pid 100) is in all_reduce #18 step 0, waits for chunks 1, 3 of rank 3; "
         "at train.py:9 in main",
     ]
+
+
+def test_a_group_of_some_ranks_has_the_ranks_of_the_program() -> None:
+    ranks: Record = {"world_size": 4, "ranks": [2, 3, 5, 7]}
+    waits = running(1, peer=3, chunks=[2])
+    records = [
+        process(2, group(0, 0, running=waits, elsewhere=[2], pids={"1": 103, "3": 107}, **ranks)),
+        process(3, group(1, 0, pids={"0": 102}, running=running(1, call="barrier()"), **ranks)),
+    ]
+    lines = report(records, {107: "is stopped"})
+    assert lines[0] == "group 1, ranks 2, 3, 5, 7 over shared: 2 in an operation"
+    assert lines[1] == f"  the ranks disagree on #2: rank 2 called {CALL}, rank 3 called barrier()"
+    assert [line.split(";")[0].strip() for line in lines[2:]] == [
+        "rank 7 (pid 107) is stopped",
+        "rank 2 (pid 102) is in all_reduce #2 step 4, waits for chunk 2 of rank 7",
+        "rank 3 (pid 103) is in barrier #2, waits for no rank",
+        "rank 5 is on another host",
+    ]
+    assert lines[2].endswith("; rank 2 waits for it")
 
 
 def line_of(rank: int, *records: Record, silent: dict[int, str] | None = None) -> str:

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from ringcoll.machine import Address, Lines, ProcessState, lines, own_address, place, process_state
@@ -263,3 +265,28 @@ def test_a_store_that_is_gone_is_asked_once() -> None:
     processes = Lives(Gone(), 0, 4)
     assert processes.ended() == processes.ended(1) == set()
     assert len(asked) == 1
+
+
+def test_a_rank_that_made_no_call_is_seen_by_the_connections_of_torchs_own_group() -> None:
+    """One that has told its process is not asked for; and none twice within a second."""
+
+    class Gloo:
+        def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+            tried.append(peer)
+            if peer == 3:
+                raise RuntimeError("Connection closed by peer")
+
+        def _get_backend(self, device: torch.device) -> Any:
+            return self
+
+    tried: list[int] = []
+    store, group = dist.HashStore(), Gloo()
+    told(store, 1, os.getpid(), start="1", where="another kernel")
+    watched = Lives(store, 0, 4)
+    assert watched.ended() == set()
+    watched.native = weakref.ref(group)
+    assert watched.ended() == watched.ended() == {3}
+    assert sorted(tried) == [2, 3]
+    del group
+    watched._tried_s -= 2
+    assert watched.ended() == {3}, "it does not keep the group"

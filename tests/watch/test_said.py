@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from ringcoll.errors import (
     RingcollError,
 )
 from ringcoll.machine import settings
+from tests.programs import last_calls
+from tests.programs.mortal import run_mortals
 
 HERE = (
     str(Path(__file__).relative_to(Path.cwd()))
@@ -242,6 +245,48 @@ def test_a_hang_in_a_monitored_barrier_is_said(notices: Any) -> None:
     assert len(notices()) == 2
     for text in notices():
         assert "has waited 0.4 s for rank 1 in monitored_barrier #1 (" in text
+
+
+# --- the last call of a program ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", last_calls.NAMES)
+def test_who_waits_for_a_rank_that_has_returned_and_left_is_told_what_it_called(name: str) -> None:
+    def main(group: LocalGroup) -> None:
+        ringcoll.barrier(group)
+        last_calls.call(name, group.rank(), group)
+
+    error = raised(lambda: run_threads(main, 2))
+    assert isinstance(error, MismatchError), error
+    last_calls.check(name, str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shared", "gloo", "ucx"])
+def test_who_waits_for_a_process_that_has_ended_is_told_what_it_called(transport: str) -> None:
+    if transport == "ucx" and find_spec("ucxx") is None:
+        pytest.skip("ucxx is not installed")
+    for name in last_calls.NAMES if transport == "shared" else ("broadcast", "gather"):
+        own = transport == "shared"  # the store is rank 0's, which returns and leaves first
+        sent, error = run_mortals(last_calls.on_rank, 2, transport, name, store_dies=own)
+        assert (sent is None) is (transport != "gloo"), "over gloo, messages wait for receivers"
+        assert isinstance(error, MismatchError), error
+        last_calls.check(name, str(error))
+
+
+# --- a group of some ranks --------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_what_is_said_of_a_group_of_some_ranks_names_it_and_its_ranks_of_the_program() -> None:
+    lines, error = run_mortals(last_calls.subgroup, 3)[1]
+    notice = lines[-1]  # the ranks may be slow to meet
+    assert notice.startswith("rank 1 has waited 0.4 s for rank 2 in all_reduce #2 of ")
+    assert "all_reduce #2 of the group pair of ranks 1, 2 (" in notice
+    assert error.startswith("rank 1 timed out after 1.2 s: no data came from rank 2, in call 2 of ")
+    assert "in call 2 of the group pair of ranks 1, 2 (all_reduce" in error
 
 
 # --- one cause ------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.operation import Wait
-from ringcoll.watch import STORE_S, Issued, Monitor, Process, Running, diagnosis
+from ringcoll.watch import Issued, Monitor, Names, Process, Running, diagnosis, notices
 from ringcoll.watch import monitor as watching
 from ringcoll.watch.monitor import WatchState
 from ringcoll.watch.notices import FAILURES, Notices
@@ -393,32 +393,103 @@ def test_a_store_that_is_gone_may_be_the_cause(monitor: Watched) -> None:
 
 
 def test_a_store_that_does_not_answer(monitor: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[float] = []
+    """An error names who is waited for, and waits for the store at most a quarter of its limit."""
+    patience_s: list[float] = []
 
-    def never(limit_s: float, function: Any) -> Any:
-        limits.append(limit_s)
+    def never(store: Any, limit_s: float, question: Any) -> Any:
+        patience_s.append(limit_s)
         raise TimeoutError
 
-    monkeypatch.setattr(watching, "within", never)
+    monkeypatch.setattr(notices, "asked", never)
     error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
     assert str(error) == LATE
     assert isinstance(error, TransportError)
     assert error.peer == 1
     assert monitor.error is error
-    assert limits == [watching._PATIENCE_S + STORE_S]
+    assert {*patience_s} == {0.75}
+    assert monitor.notices.is_silent
     monitor.error, monitor.progress.wait = None, None
-    error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
+    error = monitor.explain(CollectiveTimeoutError("late"), 3600.0)
     assert str(error) == f"late, {CALL_8}"
+    assert patience_s[-1] == 5.0
+
+
+def test_a_group_of_some_ranks_is_named_with_the_ranks_of_the_program(monitor: Watched) -> None:
+    """The peer of an error stays the rank in the group."""
+    monitor.notices.names = Names([4, 6, 7, 9], "tp")
+    call = f"in call 8 of the group tp of ranks 4, 6, 7, 9 ({CALL})"
+    monitor.tells(1, waits=(7, 3))
+    error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
+    late = f"rank 4 timed out after 3 s: no data came from rank 6, {call}, step 2"
+    assert str(error) == f"{late}; rank 6 waits for rank 9"
+    assert isinstance(error, TransportError)
+    assert error.peer == 3
+    assert monitor.told("verdict")["text"] == str(error)
+    monitor.error = None
+    assert str(monitor.explain(PeerLostError("closed"), 3.0)) == f"rank 4 stops: {error}"
+    monitor.notices.store = dist.HashStore()
+    monitor.error = None
+    error = monitor.explain(PeerLostError("rank 1 and rank 12 are gone"), 3.0)
+    assert str(error).startswith("rank 4 lost rank 6: rank 6 and rank 12 are gone, in call 8")
+    assert monitor.told("verdict")["text"].startswith("rank 4 reports that rank 6 and rank 12")
+    monitor.notices.store = dist.HashStore()
+    monitor.error = None
+    monitor.tells(2, c7=["broadcast(linear)", None])
+    error = monitor.explain(PeerLostError("closed"), 3.0)
+    assert str(error).startswith("rank 4: the ranks disagree on call 8 of the group tp of ranks 4,")
+    assert f"rank 4 called {CALL} and rank 7 called broadcast(linear)" in str(error)
+    assert error.peer == 2  # type: ignore[attr-defined]
+    assert Names([*range(3, 13)]).group == "the group of ranks 3, 4, 5, 6, 7, 8, 9, 10 and 2 more"
+    assert (Names().group, Names(name="dp").group) == ("the group", "the group dp")
+
+
+@pytest.mark.parametrize("numel, is_other", [(3, True), (4, False)])
+def test_a_rank_that_has_left_has_told_its_last_calls(
+    monitor: Watched, numel: int, is_other: bool
+) -> None:
+    """A connection that it closes breaks the wait at once, before anybody has looked."""
+    peer = Watched()
+    peer.notices = Notices(monitor.notices.store, 1)
+    peer.at(7, None, lengths={1: numel})
+    peer.progress.current = None
+    monitor.at(7, Wait(0, 1, 2, True), lengths={1: 4})
+    peer.leave(3.0)
+    error = monitor.explain(PeerLostError("the connection was broken"), 3.0)
+    assert isinstance(error, MismatchError) is is_other, error
+    if is_other:
+        assert f"rank 1 called {CALL} with 3 elements from rank 0 to rank 1" in str(error)
+        assert monitor.told("verdict")["kind"] == "mismatch"
+
+
+@pytest.mark.parametrize("ends", ["verdict", "left", ""])
+def test_who_holds_the_store_keeps_it_for_those_that_may_wait_for_it(
+    monitor: Watched, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(watching, "is_served_here", lambda store: True)
+
+    def end() -> None:
+        if ends == "verdict":
+            monitor.notices.tell_verdict({"kind": "lost", "peer": 1, "text": "x"})
+        for peer in range(1, WORLD_SIZE) if ends == "left" else ():
+            monitor.notices.store.set(f"left/{peer}", "7")
+
+    monitor.clock.then = end
+    monitor.leave(3.0)
+    assert monitor.clock.naps == [], "an all-reduce waits for all"
+    monitor.at(8, None, "broadcast(linear)")
+    monitor.leave(3.0)
+    most = round(watching._STAY_S / watching._BETWEEN_S)
+    assert len(monitor.clock.naps) in ((3,) if ends else (most, most + 1))
 
 
 def test_an_error_of_this_rank(monitor: Watched) -> None:
-    assert monitor.report(PeerLostError("of the library")) == "of the library"
+    assert monitor.report(PeerLostError("of the library"), 3.0) == "of the library"
     text = f"rank 0 failed with PeerLostError: of the library, {CALL_8}"
     assert monitor.told("verdict") == {"kind": "lost", "peer": 0, "text": text}
     own = "rank 0 failed with ValueError: mine"
-    assert monitor.report(ValueError("mine")) == f"{own}, {CALL_8}"
+    assert monitor.report(ValueError("mine"), 3.0) == f"{own}, {CALL_8}"
     monitor.progress.current = None
-    assert monitor.report(ValueError("mine")) == own
+    assert monitor.report(ValueError("mine"), 3.0) == own
     assert monitor.told("verdict")["text"] == text, "the first one counts"
 
 
@@ -947,7 +1018,7 @@ def test_a_group_of_one_rank_needs_no_thread_and_tells_nobody() -> None:
     monitor = Watched()
     monitor.world_size = 1
     monitor.wake()
-    monitor.leave()
+    monitor.leave(3.0)
     assert not monitor.awake
     assert monitor._thread is None
     assert not monitor.notices.store.check(["left/0"])
@@ -957,14 +1028,14 @@ def test_a_group_of_one_rank_needs_no_thread_and_tells_nobody() -> None:
 @pytest.mark.parametrize("world_size", [2, WORLD_SIZE])
 def test_leaving_tells_the_last_operation(world_size: int) -> None:
     fresh = Monitor(dist.HashStore(), 1, world_size, lambda: None, Lives())  # type: ignore[arg-type]
-    fresh.leave()
+    fresh.leave(3.0)
     assert fresh.notices.last_of(1) == -1
     monitor = Watched()
     monitor.world_size = world_size
-    monitor.leave()
+    monitor.leave(3.0)
     assert monitor.told("left/0") == 7
     monitor.progress.forget()
-    monitor.leave()
+    monitor.leave(3.0)
     assert monitor.told("left/0") == -1
 
 
