@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ringcoll.group import Queue, Work
+from ringcoll.group import queue as queueing
 
 PATIENCE_S = 10.0
 
@@ -207,3 +208,27 @@ def test_callbacks_of_a_helper_run_also_when_the_queue_has_ended(queue: Queue[It
     queue.help(item.work)
     until(lambda: called)
     until(lambda: not any(thread.is_alive() for thread in queue.threads))
+
+
+def test_a_queue_is_not_at_its_end_while_a_thread_serves_it(
+    queue: Queue[Item], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its operations are counted before their works are complete."""
+    assert queue.close(0.0)
+    assert queue.serving.acquire(blocking=False), "the queue is free again"
+    begin = time.monotonic()
+    assert not queue.close(0.3)
+    assert 0.3 <= time.monotonic() - begin < PATIENCE_S
+    assert not queue.close(PATIENCE_S, 0.0), "another limit for who runs an operation"
+    assert time.monotonic() - begin < PATIENCE_S
+    monkeypatch.setattr(queueing, "_MOMENT_S", PATIENCE_S)
+    threading.Timer(0.1, queue.serving.release).start()
+    assert queue.close(0.0), "a thread that is about to give the turn back has a moment"
+    assert not queue.serving.locked()
+
+
+def test_a_queue_with_operations_that_were_not_run_is_not_at_its_end(queue: Queue[Item]) -> None:
+    queue.num_put += 1
+    assert not queue.close(0.0)
+    queue.num_done += 1
+    assert queue.close(0.0)

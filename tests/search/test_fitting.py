@@ -20,7 +20,16 @@ from ringcoll.errors import ArgumentError, ScheduleError, TuningFileError
 from ringcoll.machine import read_fit, write_fit
 from ringcoll.machine.tuning import fit_for
 from ringcoll.schedule import CONTRACTS, verify
-from ringcoll.search import fit, least_time, near_order, registered_times, slower_links
+from ringcoll.search import (
+    FitRange,
+    LeastTime,
+    SearchTime,
+    fit,
+    least_time,
+    near_order,
+    registered_times,
+    slower_links,
+)
 from ringcoll.search.hops import hosts_named
 from ringcoll.simulation import (
     Topology,
@@ -330,3 +339,30 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: Any) -> None:
     path.write_text(damaged)
     with pytest.raises(TuningFileError, match=r"cluster\.fit"):
         read_fit(path)
+
+
+@pytest.mark.parametrize(
+    "nbytes, gain, is_even, is_left",
+    [
+        (15, 1.49, True, True),  # short: left, unless far faster
+        (15, 1.49, False, True),
+        (15, 1.5, False, False),
+        (16, 1.49, False, False),  # 16 latencies are long
+        (16, 1.03, True, False),
+        (16, 1.02, True, True),  # hardly faster
+        (16, 1.02, False, False),  # where links differ, "auto" knows less
+        (16, 1.03, False, False),
+    ],
+)
+def test_what_is_left_to_auto(nbytes: int, gain: float, is_even: bool, is_left: bool) -> None:
+    fitted = FitRange(
+        nbytes=Range(1),
+        size=nbytes,
+        winner=SearchTime(1.0, "found", 1),
+        segment_bytes=None,
+        plain=SearchTime(gain, "ring", 1),
+        bound=LeastTime(1.0, 1.0, "farthest", "narrowest"),
+        is_even=is_even,
+    )
+    assert fitted.is_left is is_left
+    assert (fitted.gain, fitted.least_s, fitted.ratio) == (gain, nbytes, 1 / nbytes)

@@ -1,0 +1,92 @@
+"""Two ranks of one process, connected through shared memory: both ends of each message are at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringcoll.transport import PIECE, PIECES, Message, SharedTransport
+
+LIMIT_S = 20.0
+Pair = tuple[SharedTransport, SharedTransport]
+
+
+@pytest.fixture
+def connected() -> Iterator[Callable[[bool], Pair]]:
+    """Connects two ranks; their long messages are read where they lie, or travel in pieces."""
+    made: list[SharedTransport] = []
+
+    def connect(in_pieces: bool) -> Pair:
+        store = dist.HashStore()
+        first, second = (SharedTransport(store, rank, 2) for rank in range(2))
+        made.extend((first, second))
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda transport: transport.connect(LIMIT_S), made))
+        for transport in made:
+            transport.direct_from = None
+            for channel in transport._channels.values():
+                channel.peer_reads = not in_pieces
+        return first, second
+
+    yield connect
+    for transport in made:
+        transport.close()
+
+
+def waited(transport: SharedTransport, handle: Any, others: SharedTransport) -> None:
+    """Wait for a message, while the other rank sends what had no room."""
+    with ThreadPoolExecutor(1) as thread:
+        pushed = thread.submit(others.push, LIMIT_S)
+        transport.wait(handle, LIMIT_S)
+        pushed.result()
+
+
+def content(number: int, nbytes: int) -> torch.Tensor:
+    return (torch.arange(nbytes) * 31 + 7 * number).to(torch.uint8)
+
+
+@pytest.mark.parametrize("nbytes", [PIECE, PIECE + 1, 2 * PIECE])
+def test_more_long_messages_than_there_are_places_are_taken_in_any_order(
+    connected: Callable[[bool], Pair], nbytes: int
+) -> None:
+    """Messages that are kept in their places leave one, through which the others come."""
+    sender, receiver = connected(True)
+    count = PIECES + 2
+    sent = [content(number, nbytes) for number in range(count)]
+    into = [torch.zeros(nbytes, dtype=torch.uint8) for _ in sent]
+    sender.post([], [Message(1, tensor, tag) for tag, tensor in enumerate(sent)])
+    loans = [Message(0, tensor, tag, lent=True) for tag, tensor in enumerate(into)]
+    handles = receiver.post(loans, [])
+    waited(receiver, handles[-1], sender)  # nothing is released before
+    for handle, tensor in reversed([*zip(handles, sent, strict=True)]):
+        waited(receiver, handle, sender)
+        view = receiver.view(handle, torch.uint8)
+        assert view is not None
+        assert torch.equal(view, tensor)
+    for handle in handles:
+        receiver.release(handle)
+
+
+def test_places_are_given_back(connected: Callable[[bool], Pair]) -> None:
+    """So that later messages stay in their places, and are not copied."""
+    sender, receiver = connected(True)
+    (channel,) = receiver._channels.values()
+    for turn in range(2 * PIECES):
+        (sending,) = sender.post([], [Message(1, content(turn, PIECE), 0)])
+        into = torch.zeros(PIECE, dtype=torch.uint8)
+        (handle,) = receiver.post([Message(0, into, 0, lent=True)], [])
+        receiver.wait(handle, LIMIT_S)
+        assert channel._num_held == 1
+        view = receiver.view(handle, torch.uint8)
+        assert view is not None
+        assert torch.equal(view, content(turn, PIECE))
+        assert not into.any(), "it was not copied"
+        del view
+        receiver.release(handle)
+        assert channel._num_held == 0
+        sender.wait(sending, LIMIT_S)
