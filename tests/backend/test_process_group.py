@@ -14,7 +14,12 @@ from ringcoll import Options, testing
 from ringcoll.algorithms import algorithms
 from ringcoll.backend import process_group as backend
 from ringcoll.backend.process_group import ProcessGroup, _CoalescedWork
-from ringcoll.errors import ArgumentError, UnknownAlgorithmError, UnsupportedWorldSizeError
+from ringcoll.errors import (
+    ArgumentError,
+    RulesError,
+    UnknownAlgorithmError,
+    UnsupportedWorldSizeError,
+)
 from ringcoll.group import Work
 from tests.programs import backend_calls
 from tests.programs.threads import together
@@ -190,3 +195,11 @@ def test_each_of_several_tensors_is_shared(monkeypatch: pytest.MonkeyPatch) -> N
         group.broadcast([torch.ones(6)]).wait()
         assert shared == []
         group.shutdown()
+
+
+def test_rules_are_read_when_a_group_is_made() -> None:
+    """Not at the first call, when some ranks may be in it already."""
+    options = Options(algorithm={"all_reduce": "*:0-4K:ring", "all_gather": "*:0-4K:rnig"})
+    assert options.algorithm_of("all_reduce", 4) == "*:0-4K:ring"
+    with pytest.raises(RulesError, match="rnig"):
+        options.algorithm_of("all_gather", 4)

@@ -15,7 +15,7 @@ from ringcoll.errors import GroupBrokenError, PeerLostError, TransportError
 from ringcoll.machine import deliver, place
 from ringcoll.resilient import membership
 from ringcoll.resilient.membership import Membership
-from ringcoll.resilient.succession import Member, View, _is_quorum
+from ringcoll.resilient.succession import Member, Record, View, _is_quorum
 from ringcoll.watch import Process
 
 MEMBERS = [Member(f"m{i}", "127.0.0.1", 1000 + i, 2000 + i, Process.own()) for i in range(5)]
@@ -226,3 +226,19 @@ def test_the_time_in_which_a_member_is_stopped_does_not_count(
     assert stops_s == []
     # Two stops of an eighth, then 0.75 s awake, and the look after it.
     assert now_s[0] == 150.0 + 0.75 + 0.015625
+
+
+def test_what_does_not_concern_a_member_is_not_kept() -> None:
+    """Records of a group that it is not in, and old ones that come late."""
+    member, other = members_of_a_group(2)
+    stranger = MEMBERS[0]
+    with_member = Record(View(5, 0, (stranger, member.own)), 0)
+    assert member._concerns(stranger, with_member)
+    assert not member._concerns(stranger, Record(View(5, 0, (stranger, other.own)), 0))
+    assert not member._concerns(stranger, Record(View(5, 0, (other.own, member.own)), 0))
+    member._wants[stranger] = None
+    assert member._concerns(stranger, Record(View(5, 0, (stranger, other.own)), 0))
+    assert member._concerns(other.own, Record(View(5, 0, (other.own,)), 0))
+    member._heard[other.own] = new = Record(View(1, 0, (other.own,)), 0, 3)
+    assert member._concerns(other.own, new)
+    assert not member._concerns(other.own, new._replace(ballot=2))

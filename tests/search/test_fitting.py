@@ -19,7 +19,7 @@ from ringcoll.cost import Fitted, Range
 from ringcoll.errors import ArgumentError, ScheduleError, TuningFileError
 from ringcoll.machine import read_fit, write_fit
 from ringcoll.machine.tuning import fit_for
-from ringcoll.schedule import CONTRACTS, verify
+from ringcoll.schedule import CONTRACTS, chunks_of_data, verify
 from ringcoll.search import (
     FitRange,
     LeastTime,
@@ -366,3 +366,12 @@ def test_what_is_left_to_auto(nbytes: int, gain: float, is_even: bool, is_left: 
     )
     assert fitted.is_left is is_left
     assert (fitted.gain, fitted.least_s, fitted.ratio) == (gain, nbytes, 1 / nbytes)
+
+
+def test_segments_of_a_winner_are_parts_of_a_chunk() -> None:
+    size, topology = 1 << 24, topology_from_text("0 -- 1 1 1\n1 -- 2 1 1\n2 -- 3 1 1")
+    (fitted,) = fit("broadcast", topology, sizes=[size]).ranges
+    assert fitted.winner.segments > 1
+    assert fitted.segment_bytes is not None
+    chunk = -(-size // chunks_of_data(find("broadcast", fitted.winner.algorithm).schedule(4)))
+    assert fitted.segment_bytes == -(-chunk // fitted.winner.segments)
