@@ -203,3 +203,13 @@ def test_rules_are_read_when_a_group_is_made() -> None:
     assert options.algorithm_of("all_reduce", 4) == "*:0-4K:ring"
     with pytest.raises(RulesError, match="rnig"):
         options.algorithm_of("all_gather", 4)
+
+
+def test_several_works_are_all_waited_for():
+    works = [Work(name, []) for name in ("first", "second", "third")]
+    works[0].complete(None)
+    works[1].complete(None)
+    works[2].complete(ArgumentError("the last has failed"))
+    with pytest.raises(ArgumentError, match="the last has failed"):
+        _CoalescedWork(works).wait()
+    assert _CoalescedWork(works[:2]).wait() is True

@@ -622,6 +622,7 @@ def test_what_is_not_cut_is_copied_where_that_is_quicker_and_ranks_have_cores(
     monkeypatch.setattr(message_costs, "_swap_s", swap_s)
     monkeypatch.setattr(message_costs, "_agreed", lambda exchange, value: value)
     transport: Any = SimpleNamespace(slice_bytes=512 << 10, direct_from=None)
-    ways = message_costs._ways(SimpleNamespace(transport=transport, rank=0), crowd)
+    exchange: Any = SimpleNamespace(transport=transport, rank=0)
+    ways = message_costs._ways(exchange, crowd)
     is_ever_read = crowd > 1 or not is_copied_sooner
     assert ways == ((512 << 10) + 1 if is_ever_read else sys.maxsize, 512 << 10)

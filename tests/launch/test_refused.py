@@ -76,3 +76,28 @@ def test_each_program_of_several_hosts_has_a_free_port(monkeypatch: pytest.Monke
     assert min(ports) >= 1024
     hosts = [message[0].decode().split('"')[1] for message in sent]
     assert hosts == ["127.0.0.1"] * 3
+
+
+@pytest.mark.parametrize("alive", [(True, True), (True, False), (False, False)])
+def test_ranks_are_alive_if_all_are(alive: tuple[bool, bool]) -> None:
+    ranks = object.__new__(Ranks)
+    made: Any = [SimpleNamespace(is_alive=lambda value=value: value) for value in alive]
+    ranks.processes = made
+    assert ranks.alive is all(alive)
+
+
+@pytest.mark.parametrize("num_cores, threads", [(7, 2), (3, 1), (2, 1)])
+def test_cores_are_shared_evenly(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int, threads: int
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(processes, "cores", lambda: num_cores)
+    monkeypatch.setattr(
+        Ranks, "_start", lambda self, main, arguments: started.append(arguments(1, None))
+    )
+    Ranks(3, backend="gloo")
+    Ranks(3, threads=5)
+    assert [(call[0][1:3], call[1], call[2]) for call in started] == [
+        ((1, 3), "gloo", threads),
+        ((1, 3), "gloo", 5),
+    ]

@@ -1423,7 +1423,7 @@ def test_programs_may_have_so_many_steps_and_no_more(monkeypatch: pytest.MonkeyP
     """Steps of all ranks of a small schedule are counted together."""
     monkeypatch.setattr(counting, "MOST_STEPS", 12)
 
-    def program(num_steps: int) -> Program:
+    def program(num_steps: int) -> Callable[[int], list[Step]]:
         own = [Step(copy(out(0), inp(0)))]
         return lambda rank: [*own, *[Step()] * (num_steps - 1)]
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ringcoll.errors import PeerLostError
 from ringcoll.launch import RankError
-from ringcoll.testing.pool import Failure, RanksTraceback, _raise_cause, attempt, raise_first
+from ringcoll.testing.pool import (
+    Failure,
+    Group,
+    RanksTraceback,
+    _Answer,
+    _Pool,
+    _raise_cause,
+    attempt,
+    raise_first,
+)
 
 
 def failure(time_s: float, rank: int, error: BaseException, *, sent: bool = True) -> Failure:
@@ -81,3 +92,57 @@ def test_a_failure_says_what_was_raised_where() -> None:
     assert "ringcoll/testing" not in found.trace
     assert isinstance(pickle.loads(found.error), LookupError)
     assert pickle.loads(attempt(0, lambda: [1, 2])) == [1, 2]  # type: ignore[arg-type]
+
+
+GROUP = Group("gloo", 2, 5.0)
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A pool whose ranks answer, or fail, as ``answers`` says; three processes, of which a test takes two."""
+    made: Any = _Pool()
+
+    def run(function: object, call: object, *, on_report: Any, timeout_s: float) -> list[Any]:
+        for report in made.reports:
+            on_report(report)
+        if isinstance(made.answers, BaseException):
+            raise made.answers
+        return [*made.answers, None]
+
+    monkeypatch.setattr(made, "ready", lambda *_: SimpleNamespace(run=run))
+    made.reports, made.answers = [], []
+    return made
+
+
+@pytest.mark.parametrize("intact", [(True, True), (True, False), (False, True)])
+def test_a_group_is_made_anew_if_any_rank_has_changed_it(
+    pool: Any, intact: tuple[bool, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool.answers = [
+        _Answer(pickle.dumps(10 * rank), f"hello\nof {rank}\n" * rank, intact[rank])
+        for rank in range(2)
+    ]
+    assert pool.run(GROUP, int, [((), {})] * 2) == [0, 10]
+    assert pool._group == (GROUP if all(intact) else None)
+    assert pool._number == 1
+    assert capsys.readouterr().out == "[rank 1] hello\n[rank 1] of 1\n"
+    assert pool.run(GROUP, int, [((), {})] * 2) == [0, 10]
+    assert pool._number == (1 if all(intact) else 2)
+
+
+def test_where_ranks_hang_is_shown_in_their_order(pool: Any) -> None:
+    pool.answers = TimeoutError("not done")
+    pool.reports = [(1, "line of 1"), LATE, (0, "line of 0")]
+    with pytest.raises(TimeoutError, match="not done") as raised:
+        pool.run(GROUP, int, [((), {})] * 2)
+    shown = str(raised.value.__cause__)
+    assert shown == "rank 0 is here:\nline of 0\nrank 1 is here:\nline of 1"
+    assert pool._group is None
+
+
+def test_the_cause_is_among_what_ranks_have_reported(pool: Any) -> None:
+    pool.answers = RankError(0, {0: ("_FailedError", "")}, "")
+    pool.reports = [LATE, (1, "line"), FIRST]
+    with pytest.raises(ValueError, match="the cause"):
+        pool.run(GROUP, int, [((), {})] * 2)
+    assert pool._group is None

@@ -227,9 +227,12 @@ def test_the_last_number_of_a_message_says_whether_its_worker_stays(gradient: li
 @pytest.mark.parametrize("option, learning_rate", [("", 0.6), ("async", 0.2)])
 def test_a_step_of_each_worker_counts_for_its_share(option: str, learning_rate: float):
     rates: list[float] = []
-    task = SimpleNamespace(
-        learning_rate=0.6, make_optimizer=lambda params, lr: rates.append(lr) or "made"
-    )
+
+    def make_optimizer(params: object, lr: float) -> str:
+        rates.append(lr)
+        return "made"
+
+    task = SimpleNamespace(learning_rate=0.6, make_optimizer=make_optimizer)
     trainer: Any = SimpleNamespace(option=option, world_size=4, rank=2, params=[], task=task)
     systems.server(trainer)
     assert rates == [pytest.approx(learning_rate)]

@@ -90,3 +90,17 @@ def test_places_are_given_back(connected: Callable[[bool], Pair]) -> None:
         receiver.release(handle)
         assert channel._num_held == 0
         sender.wait(sending, LIMIT_S)
+
+
+@pytest.mark.parametrize("offered", [(0, 1 << 18), (1 << 18, 0), (1000, 500), (500, 1000)])
+def test_exchanges_are_as_long_as_all_ranks_allow(offered: tuple[int, int]) -> None:
+    """They have to decide alike: one whose messages pass through another transport allows none."""
+    store = dist.HashStore()
+    ranks = [SharedTransport(store, rank, 2) for rank in range(2)]
+    for transport, nbytes in zip(ranks, offered, strict=True):
+        transport.exchanges_to = nbytes
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda transport: transport.connect(LIMIT_S), ranks))
+    assert [transport.exchanges_to for transport in ranks] == [min(offered)] * 2
+    for transport in ranks:
+        transport.close()
