@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from ringcoll.errors import PeerLostError
 from ringcoll.transport import PIECE, PIECES, Message, SharedTransport
 
 LIMIT_S = 20.0
@@ -104,3 +105,45 @@ def test_exchanges_are_as_long_as_all_ranks_allow(offered: tuple[int, int]) -> N
     assert [transport.exchanges_to for transport in ranks] == [min(offered)] * 2
     for transport in ranks:
         transport.close()
+
+
+@pytest.mark.parametrize("who", [1, 2])
+@pytest.mark.parametrize("is_broken", [True, False])
+def test_who_has_closed_is_missed_by_those_that_wait_for_it_and_a_break_by_all(
+    who: int, is_broken: bool
+) -> None:
+    """Rank 0 waits for rank 1."""
+    store = dist.HashStore()
+    ranks = [SharedTransport(store, rank, 3) for rank in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda transport: transport.connect(LIMIT_S), ranks))
+        into = torch.zeros(4)
+        (handle,) = ranks[0].post([Message(1, into, 0)], [])
+        waiting = threads.submit(ranks[0].wait, handle, LIMIT_S)
+        if is_broken:
+            ranks[who].abort()
+        ranks[who].close()
+        if is_broken or who == 1:
+            with pytest.raises(PeerLostError, match="the connection was broken") as raised:
+                waiting.result(LIMIT_S)
+            assert raised.value.peer == 1
+        else:
+            done, _ = wait([waiting], 0.2)
+            assert not done
+            ranks[1].post([], [Message(0, torch.arange(4.0), 0)])
+            waiting.result(LIMIT_S)
+            assert into.tolist() == [0, 1, 2, 3]
+    for transport in ranks:
+        transport.close()
+
+
+def test_what_was_sent_before_a_rank_closes_is_taken(connected: Callable[[bool], Pair]) -> None:
+    sender, receiver = connected(True)
+    sender.post([], [Message(1, torch.arange(4.0), 0)])
+    sender.close()
+    into = torch.zeros(4)
+    (handle, late) = receiver.post([Message(0, into, 0), Message(0, torch.zeros(1), 0)], [])
+    receiver.wait(handle, LIMIT_S)
+    assert into.tolist() == [0, 1, 2, 3]
+    with pytest.raises(PeerLostError, match="the connection was broken"):
+        receiver.wait(late, LIMIT_S)
