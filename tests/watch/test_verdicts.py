@@ -1032,3 +1032,14 @@ def test_whose_end_is_the_cause(
 ) -> None:
     found: Any = SimpleNamespace(_notices=SimpleNamespace(is_gone=is_gone))
     assert diagnosis.Diagnosis._cause(found, peer, ended) == cause
+
+
+def test_a_rank_in_a_barrier_is_at_the_call_before_it() -> None:
+    progress = diagnosis.Progress()
+    assert progress.on_host() is None
+    assert progress.enter_barrier(7) == 1
+    running = progress.on_host()
+    assert running is not None
+    assert (running.number, running.wait) == (7, None)
+    assert progress.barrier is not None
+    assert "test_verdicts.py" in progress.barrier[1]
