@@ -321,7 +321,6 @@ def fusible(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         if (
             short
             and last is not None
-            and _may_be_fused(last)
             and total + tensor.nbytes <= _MOST_FUSED_NBYTES
             and (last.dtype, last.device) == (tensor.dtype, tensor.device)
         ):

@@ -272,7 +272,7 @@ class Scenery:
         return drawn
 
     def way(self, message: DrawnMessage) -> tuple[Point, Point, Point]:
-        """Begin, middle and end of an arrow: bent to the right, so that both ways lie apart."""
+        """Begin, middle and end of an arrow: bent to the left, so that both ways lie apart."""
         (x, y), (to_x, to_y) = self.places[message.source], self.places[message.target]
         length = math.hypot(to_x - x, to_y - y) or 1.0
         along, across = ((to_x - x) / length, (to_y - y) / length), 0.1 * length

@@ -68,7 +68,7 @@ class Recording:
     def _repr_html_(self) -> str | None:
         try:
             return time_picture(read_json_file(self.path))._repr_html_()
-        except (OSError, ValueError, ArgumentError):  # the block has not ended, or it is too long
+        except (OSError, ValueError):  # the block has not ended, or it is too long
             return None
 
 

@@ -12,8 +12,14 @@ import torch.distributed as dist
 
 from ringcoll import Options, testing
 from ringcoll.algorithms import algorithms
+from ringcoll.backend import process_group as backend
 from ringcoll.backend.process_group import ProcessGroup, _CoalescedWork
-from ringcoll.errors import ArgumentError, UnknownAlgorithmError, UnsupportedWorldSizeError
+from ringcoll.errors import (
+    ArgumentError,
+    RulesError,
+    UnknownAlgorithmError,
+    UnsupportedWorldSizeError,
+)
 from ringcoll.group import Work
 from tests.programs import backend_calls
 from tests.programs.threads import together
@@ -171,3 +177,39 @@ def test_a_split_takes_ranks_of_the_group_each_once(ranks: list[int]) -> None:
     part = group.split_group([0])
     assert part is not None
     assert part.size() == 1
+
+
+def test_each_of_several_tensors_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the options ask for, and of all-reduce alone: other results are not sent on."""
+    shared: list[torch.Tensor] = []
+    monkeypatch.setattr(backend, "share_for", lambda group, tensor: shared.append(tensor))
+    tensors = [torch.ones(3), torch.ones(4), torch.ones(5)]
+    for options in (Options(share=True), Options()):
+        group = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20), options)
+        group.allreduce_coalesced(tensors).wait()
+        assert [one is other for one, other in zip(shared, tensors, strict=False)] == [True] * len(
+            shared
+        )
+        assert len(shared) == (3 if options.share else 0)
+        shared.clear()
+        group.broadcast([torch.ones(6)]).wait()
+        assert shared == []
+        group.shutdown()
+
+
+def test_rules_are_read_when_a_group_is_made() -> None:
+    """Not at the first call, when some ranks may be in it already."""
+    options = Options(algorithm={"all_reduce": "*:0-4K:ring", "all_gather": "*:0-4K:rnig"})
+    assert options.algorithm_of("all_reduce", 4) == "*:0-4K:ring"
+    with pytest.raises(RulesError, match="rnig"):
+        options.algorithm_of("all_gather", 4)
+
+
+def test_several_works_are_all_waited_for():
+    works = [Work(name, []) for name in ("first", "second", "third")]
+    works[0].complete(None)
+    works[1].complete(None)
+    works[2].complete(ArgumentError("the last has failed"))
+    with pytest.raises(ArgumentError, match="the last has failed"):
+        _CoalescedWork(works).wait()
+    assert _CoalescedWork(works[:2]).wait() is True

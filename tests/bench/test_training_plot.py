@@ -119,3 +119,11 @@ def test_bars_of_memory_are_stacked_and_the_formula_is_a_line(panels):
     (lines,) = panels[0].collections
     assert [segment[:, 1].tolist() for segment in lines.get_segments()] == [[7, 7]]
     assert [label.get_text() for label in panels[0].get_xticklabels()] == list(measured)
+
+
+def test_a_legend_says_what_the_bars_are(panels):
+    memory_bars(panels[0], {"plain": ModelStates(1 << 20, 1 << 20, 0)}, {})
+    legend = panels[0].get_legend()
+    assert legend is not None
+    words = {text.get_text() for text in legend.get_texts()}
+    assert words == {"parameters", "gradients", "optimizer", "formula"}

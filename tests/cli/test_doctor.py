@@ -98,3 +98,20 @@ def test_what_a_group_has_measured_lately_is_shown(run, monkeypatch, tmp_path):
         json.loads(run("doctor", "-k", "3", "--json").stdout)["measured"]["direct_from"] == 1 << 17
     )
     assert "costs: built-in" in run("doctor", "-k", "2").stdout
+
+
+def test_costs_are_shown_for_a_message_and_a_mebibyte(capsys):
+    costs = replace(
+        crowded_parameters(LinkCosts(4e-6, 1e-9, 2.5e-10), 3, cores=1),
+        crowded_alpha_s=7e-6,
+        crowded_beta_s_per_byte=4e-9,
+        slice_bytes=1 << 19,
+    )
+    doctor.print_costs(costs)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "a message takes 4 us, and 7 us if all ranks send at once" in words
+    of_bytes = [f"{factor * 2**20 / 1e9 * 1e3:.2f}" for factor in (1, 4, 0.25)]
+    assert of_bytes == ["1.05", "4.19", "0.26"]
+    assert "1 MiB takes 1.05 ms and 4.19 ms more, and to add it 262 us" in words
+    assert "operations on long data run in slices of 512 KiB" in words
+    assert "in its sender's memory" not in words

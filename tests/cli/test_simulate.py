@@ -111,3 +111,10 @@ def test_ranks_over_time_are_drawn(run: Run, tmp_path: Path, ending: str) -> Non
         assert content.decode() == page
     else:
         assert content == drawn
+
+
+def test_the_busiest_links_are_a_table(run):
+    """A ring of four sends three quarters twice around, on each of its links alike."""
+    lines = run("simulate", "ring", "-k", "4", "--size", "4000", "--topology", "ring").stdout
+    (header,) = [line.split() for line in lines.splitlines() if "bytes" in line and "used" in line]
+    assert header == ["link", "bytes", "used"]

@@ -18,6 +18,7 @@ from ringcoll.cost.predict import (
     Parameters,
     Prediction,
     _countable,
+    _least_s,
     _profile,
     fastest,
     predict,
@@ -428,3 +429,37 @@ def test_who_sends_what_comes_back_writes_and_reads_in_turn() -> None:
         for which in (whole, sliced)
     )
     assert after["binomial_tree"] == before["binomial_tree"]
+
+
+@pytest.mark.parametrize("slice_bytes", [0, 1 << 18])
+@pytest.mark.parametrize("exchanges_to", [0, 1 << 10])
+@pytest.mark.parametrize("collective", CONTRACTS)
+def test_no_prediction_is_below_its_bound(
+    collective: str, slice_bytes: int, exchanges_to: int
+) -> None:
+    """Algorithms whose bounds are too high would be left out, and a slower one taken."""
+    which = replace(
+        costs(), slice_bytes=slice_bytes, exchanges_to=exchanges_to, exchange_s=3e-6,
+        cached_beta_s_per_byte=2e-10, crowded_cached_beta_s_per_byte=2e-10,
+    )  # fmt: skip
+    for world_size in WORLDS:
+        for entry in predicted(world_size, collective):
+            for nbytes in (0, 1, 1000, 1 << 18, 1 << 20, 1 << 22, 1 << 26):
+                path_s = predict(entry, nbytes, world_size, which).path_s
+                least_s = _least_s(entry, nbytes, world_size, which)
+                assert least_s <= path_s * (1 + 1e-12), (entry.name, world_size, nbytes)
+
+
+def test_a_bound_is_the_time_of_rounds_and_traffic_and_in_slices_of_half_of_it() -> None:
+    entry, nbytes = find("all_reduce", "rabenseifner"), 1 << 20
+    traffic, reduced = 2 * 3 / 4 * nbytes * 1e-9, 3 / 4 * nbytes * 1e-10
+    assert _least_s(entry, nbytes, 4, costs()) == pytest.approx(4e-5 + traffic + reduced)
+    sliced = replace(costs(), slice_bytes=1 << 18)
+    assert _least_s(entry, nbytes, 4, sliced) == pytest.approx(4e-5 + (traffic / 2 + reduced))
+    quick = replace(costs(), exchanges_to=1, exchange_s=3e-6)
+    assert _least_s(entry, nbytes, 4, quick) == pytest.approx(4 * 3e-6 + traffic + reduced)
+    assert _least_s(entry, nbytes, 4, replace(quick, exchange_s=1.0)) == pytest.approx(
+        4e-5 + traffic + reduced
+    )
+    chain = find("broadcast", "chain")  # in pieces it is as fast as the literature has it
+    assert _least_s(chain, nbytes, 4, costs()) == pytest.approx(3e-5)

@@ -246,3 +246,8 @@ def test_several_sizes_in_a_list_of_runs() -> None:
     """A read-reduce of several peers' runs is one reduction after the other."""
     own = find("all_reduce", "direct").schedule(2)
     assert verify(from_mscclpp(to_mscclpp(own))).orders == verify(own).orders
+
+
+def test_a_plan_is_for_messages_of_every_size() -> None:
+    plan = json.loads(to_mscclpp(schedule_of("all_reduce", "ring", 4)))
+    assert (plan["min_message_size"], plan["max_message_size"]) == (0, 2**64 - 1)

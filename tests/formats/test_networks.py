@@ -2,6 +2,8 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +11,7 @@ from click.testing import CliRunner
 from ringcoll.cli import cli
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.formats import topology_from_infragraph, topology_from_nccl, topology_in
+from ringcoll.formats.network_files import _work
 from ringcoll.simulation import topology_text
 
 NETWORKS = Path(__file__).parent / "networks"
@@ -197,3 +200,51 @@ def test_commands_read_all_of_them():
             result = CliRunner().invoke(cli, words.split())
             assert result.exit_code == 0, result.output
     assert "leaf_0_asic_0" in result.stdout
+
+
+def device(components: dict[str, tuple[str, int]], *edges: tuple[str, str, str]) -> SimpleNamespace:
+    """A device of components with choice and count, and edges with their ends and scheme."""
+    return SimpleNamespace(
+        name="device",
+        components=[
+            SimpleNamespace(name=name, choice=choice, count=count)
+            for name, (choice, count) in components.items()
+        ],
+        edges=[
+            SimpleNamespace(
+                ep1=SimpleNamespace(component=first),
+                ep2=SimpleNamespace(component=second),
+                scheme=scheme,
+            )
+            for first, second, scheme in edges
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "inside,work",
+    [
+        (device({"xpu": ("xpu", 3), "nic": ("nic", 4)}), 7),  # no edge, and the nodes are made
+        (device({"xpu": ("xpu", 3), "nic": ("nic", 4)}, ("xpu", "nic", "one2one")), 7 * 4),
+        (device({"xpu": ("xpu", 3), "nic": ("nic", 4)}, ("nic[0]", "xpu", "one2one")), 7 * 4),
+        (device({"xpu": ("xpu", 3), "nic": ("nic", 4)}, ("xpu", "nic", "many2many")), 7 * 12),
+        (
+            device(
+                {"xpu": ("xpu", 3), "nic": ("nic", 4)},
+                ("xpu[0:2].port", "nic", "many2many"),
+                ("xpu", "elsewhere", "many2many"),
+            ),
+            7 * (12 + 3),
+        ),
+    ],
+)
+def test_the_work_for_a_graph_is_known_before_it_is_made(inside: Any, work: int):
+    instances = [SimpleNamespace(device="device", count=5), SimpleNamespace(device="no", count=9)]
+    graph = SimpleNamespace(devices=[inside], instances=instances)
+    assert _work(graph) == 5 * work
+    outer = device({"device": ("device", 2), "port": ("port", 1)})
+    outer.name = "outer"
+    nested = SimpleNamespace(
+        devices=[inside, outer], instances=[SimpleNamespace(device="outer", count=3)]
+    )
+    assert _work(nested) == 3 * (2 * 7 + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -602,3 +604,25 @@ def test_auto_knows_who_is_on_which_host() -> None:
         ends = zip(range(4), hub.transports(), strict=True)
         works = [threads.submit(main, rank, transport, store) for rank, transport in ends]
         assert [work.result(30) for work in works] == [("hierarchical", [0.0, 10.0, 20.0])] * 4
+
+
+@pytest.mark.parametrize("crowd", [1.0, 2.0])
+@pytest.mark.parametrize("is_copied_sooner", [True, False])
+def test_what_is_not_cut_is_copied_where_that_is_quicker_and_ranks_have_cores(
+    monkeypatch: pytest.MonkeyPatch, crowd: float, is_copied_sooner: bool
+) -> None:
+    """On ranks that share cores each piece may wait for its turn."""
+
+    def swap_s(exchange: Any, nbytes: int, number: int = 1) -> float:
+        if nbytes != 2 << 20:
+            return 1.0
+        is_copied = exchange.transport.direct_from > nbytes
+        return 1.5 if is_copied == is_copied_sooner else 2.0
+
+    monkeypatch.setattr(message_costs, "_swap_s", swap_s)
+    monkeypatch.setattr(message_costs, "_agreed", lambda exchange, value: value)
+    transport: Any = SimpleNamespace(slice_bytes=512 << 10, direct_from=None)
+    exchange: Any = SimpleNamespace(transport=transport, rank=0)
+    ways = message_costs._ways(exchange, crowd)
+    is_ever_read = crowd > 1 or not is_copied_sooner
+    assert ways == ((512 << 10) + 1 if is_ever_read else sys.maxsize, 512 << 10)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll.backend import process_group as backend
-from ringcoll.collectives import communicator
+from ringcoll.collectives import StoreGroup, communicator
 from ringcoll.errors import (
     FORKED,
     CollectiveTimeoutError,
@@ -524,3 +525,37 @@ def test_only_the_memory_of_the_operation_that_runs_is_in_use() -> None:
         return found
 
     assert ringcoll.run_threads(main, 1) == [[False, False, True, True, True, False]]
+
+
+def test_bytes_of_what_was_begun_at_once_and_ended_later_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """An asynchronous call that another rank is late for goes on in another thread."""
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", "shared")
+    store, has_begun = dist.HashStore(), threading.Event()
+    go_on, resumed = Communicator._go_on, []
+
+    def noted(member: Communicator, *call: Any) -> None:
+        resumed.append(member.rank)
+        go_on(member, *call)
+
+    monkeypatch.setattr(Communicator, "_go_on", noted)
+
+    def main(rank: int) -> list[int]:
+        group = StoreGroup(dist.PrefixStore("group", store), rank, 2, 30.0)
+        ringcoll.all_reduce(torch.ones(1), group=group)
+        sent = [ringcoll.bytes_sent(group)]
+        if rank:
+            assert has_begun.wait(30)
+        work = ringcoll.all_reduce(torch.ones(300), group=group, algorithm="ring", async_op=True)
+        has_begun.set()
+        assert work is not None
+        work.wait()
+        sent.append(ringcoll.bytes_sent(group))
+        ringcoll.all_reduce(torch.ones(500), group=group, algorithm="ring")
+        sent.append(ringcoll.bytes_sent(group))
+        ringcoll.close(group)
+        return [after - before for before, after in pairwise(sent)]
+
+    assert together(2, main) == [[1200, 2000]] * 2
+    assert 0 in resumed

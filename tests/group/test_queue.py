@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ringcoll.group import Queue, Work
+from ringcoll.group import queue as queueing
 
 PATIENCE_S = 10.0
 
@@ -207,3 +208,37 @@ def test_callbacks_of_a_helper_run_also_when_the_queue_has_ended(queue: Queue[It
     queue.help(item.work)
     until(lambda: called)
     until(lambda: not any(thread.is_alive() for thread in queue.threads))
+
+
+def test_a_queue_is_not_at_its_end_while_a_thread_serves_it(
+    queue: Queue[Item], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread, as of the user's; or this one, in the middle of an operation."""
+    held, may_go = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        with queue.serving:
+            held.set()
+            may_go.wait(PATIENCE_S)
+
+    assert queue.close(0.0)
+    threading.Thread(target=serve).start()
+    assert held.wait(PATIENCE_S), "the queue is free again"
+    begin = time.monotonic()
+    assert not queue.close(0.3)
+    assert 0.3 <= time.monotonic() - begin < PATIENCE_S
+    assert not queue.close(PATIENCE_S, 0.0), "another limit for who runs an operation"
+    assert time.monotonic() - begin < PATIENCE_S
+    monkeypatch.setattr(queueing, "_MOMENT_S", PATIENCE_S)
+    threading.Timer(0.1, may_go.set).start()
+    assert queue.close(0.0), "a thread that is about to give the turn back has a moment"
+    with queue.serving:
+        assert not queue.close(PATIENCE_S)
+
+
+def test_a_queue_with_operations_that_were_not_run_is_not_at_its_end(queue: Queue[Item]) -> None:
+    item = Item()
+    queue.items.append(item)
+    assert not queue.close(0.0)
+    queue.help(item.work)
+    assert queue.close(0.0)

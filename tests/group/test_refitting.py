@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ringcoll
 from ringcoll.collectives import communicator
-from ringcoll.errors import PeerLostError, RingcollError, ScheduleError
+from ringcoll.errors import ArgumentError, PeerLostError, RingcollError, ScheduleError
 from ringcoll.group import Communicator
 from ringcoll.group.agreement import Refits
 from ringcoll.launch import LocalGroup
@@ -303,3 +303,14 @@ def test_a_group_of_one_does_not_look() -> None:
 
     hub = NetworkHub(topology_from_text("0 -- host0 1 1"), (0,))
     assert over(hub, main, refits=True) == [1.0]
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, 1.5, "1K", True, None])
+def test_uses_have_sizes(nbytes: Any) -> None:
+    """It is said before any rank waits for the others."""
+
+    def main(group: Any) -> None:
+        with pytest.raises(ArgumentError, match="bytes, at least 1"):
+            ringcoll.refit(group, [("all_reduce", 8), ("broadcast", nbytes)])
+
+    ringcoll.run_threads(main, 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ringcoll.machine import facts
 from ringcoll.machine.facts import _free_of_groups, cpu, free_bytes, hosts_of, place
 
 
@@ -62,3 +63,15 @@ def test_a_processor_without_a_file_has_a_name(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Path, "read_text", absent)
     assert cpu() == (platform.processor() or platform.machine())
+
+
+@pytest.mark.parametrize("of_groups", [[], [1.0], [float("inf"), 7.0, 5.0]])
+def test_the_least_of_what_is_free_counts(
+    monkeypatch: pytest.MonkeyPatch, of_groups: list[float]
+) -> None:
+    monkeypatch.setattr(facts, "_free_of_groups", lambda own, root: of_groups)
+    free = facts.free_bytes()
+    if of_groups:
+        assert free == min(of_groups)
+    else:
+        assert 1 << 20 < free < float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -362,3 +364,49 @@ def test_the_sockets_of_a_process_are_found_among_its_other_files(tmp_path: Path
     ):
         ports = {one.getsockname()[1] for one in sockets()}
         assert {first.getsockname()[1], second.getsockname()[1]} <= ports
+
+
+class Failing:
+    """A socket whose connections fail, each with the next of some errors; the last one stays."""
+
+    errors: list[int]
+
+    def __init__(self, *family: object) -> None:
+        pass
+
+    def setblocking(self, flag: bool) -> None:
+        pass
+
+    def connect_ex(self, address: Address) -> int:
+        return self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+
+    def close(self) -> None:
+        pass
+
+
+REFUSED = errno.ECONNREFUSED
+
+
+@pytest.mark.parametrize("error", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT])
+def test_only_who_is_refused_has_ended(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """A host that cannot be reached says nothing about a process; nor do refusals before that."""
+    now_s = [0.0]
+    monkeypatch.setattr(lines, "_SURE_S", 0.25)
+    monkeypatch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(lines, "socket", SimpleNamespace(socket=Failing))
+    monkeypatch.setattr(lines, "family_of", lambda host: socket.AF_INET)
+
+    def looks(*errors: int) -> list[bool]:
+        line = lines._Line(("192.0.2.1", 9), b"")
+        line._has_proof, Failing.errors = True, [*errors]
+        ended = []
+        for _ in errors:
+            line.look()
+            ended.append(line.has_ended)
+            now_s[0] += 0.25
+        return ended
+
+    assert looks(error, error, error) == [False] * 3
+    assert looks(REFUSED, error, REFUSED, REFUSED) == [False, False, False, True]
+    assert looks(error, REFUSED, error, REFUSED) == [False] * 4
+    assert looks(REFUSED, REFUSED) == [False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -78,3 +79,29 @@ def test_of_many_messages_that_never_end_the_latest_stay_open(
     for stranger in strangers:
         stranger.close()
     inbox.close()
+
+
+def test_who_is_refused_is_told_from_who_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_, closed = Inbox(HOST), Inbox(HOST)
+    closed.close()
+    addresses = [(HOST, open_.port), (HOST, closed.port)]
+    assert deliver("words", addresses, LIMIT_S) == {(HOST, closed.port)}
+    assert read_until(open_, 1) == ["words\n"]
+
+    class Unreachable(socket.socket):
+        def send(self, *_: object) -> int:
+            raise OSError(errno.EHOSTUNREACH, "no route to host")
+
+    monkeypatch.setattr(socket, "socket", Unreachable)
+    assert deliver("words", addresses, LIMIT_S) == set()
+    monkeypatch.undo()
+    open_.close()
+
+
+def test_who_does_not_answer_within_the_limit_is_not_refused() -> None:
+    with socket.create_server((HOST, 0), backlog=0) as server:
+        address = server.getsockname()
+        with socket.create_connection(address):  # fills the queue, so that nobody else is answered
+            begin_s = time.monotonic()
+            assert deliver("words", [address], 0.2) == set()
+            assert 0.2 <= time.monotonic() - begin_s < LIMIT_S

@@ -16,7 +16,7 @@ import torch
 from ringcoll.cost import Table, crowded_parameters, parse_rules
 from ringcoll.errors import TuningFileError
 from ringcoll.machine import settings, tuning
-from ringcoll.machine.tuning import Tuned, find_table, read, update
+from ringcoll.machine.tuning import Tuned, find_table, read, read_fit, update
 from ringcoll.transport import costs_of
 
 
@@ -200,3 +200,12 @@ def test_a_group_takes_the_tuning_file_then_its_own_then_that_of_another(
     assert found(own) == ["all_reduce:0-3:direct"]
     monkeypatch.setenv("RINGCOLL_TUNING", "off")
     assert found(None) == []
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"format":' * 100_000, "\0", "", "{", "\ud800"])
+def test_a_file_that_is_no_json_is_told(tmp_path: Path, text: str) -> None:
+    """However deep it is: it may come from anyone."""
+    path = tmp_path / "fit.json"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(TuningFileError, match="cannot be read"):
+        read_fit(path)

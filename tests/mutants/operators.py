@@ -1,4 +1,4 @@
-"""Operators that cosmic-ray has not: a check is left out, a part of its condition, or of a key."""
+"""Operators that cosmic-ray has not: a check, or a part of it, is left out; `max` and `min` change places."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cosmic_ray.operators.operator import Example, Operator
 __all__ = ["OWN"]
 
 _Position = tuple[tuple[int, int], tuple[int, int]]
+_OPPOSITES = {"max": "min", "min": "max", "any": "all", "all": "any"}
 _AUGMENTED = ("+=", "-=", "*=", "/=", "//=", "%=", "&=", "|=", "^=", "<<=", ">>=", "**=")
 
 
@@ -94,4 +95,25 @@ class RemoveElement(Operator):  # type: ignore[misc]  # cosmic-ray has no types
         )
 
 
-OWN = (RemoveStatement, RemoveOperand, RemoveElement)
+class SwapExtreme(Operator):  # type: ignore[misc]  # cosmic-ray has no types
+    """Call `min` for `max`, `all` for `any`, and the other way round."""
+
+    def mutation_positions(self, node: Any) -> Iterator[_Position]:
+        if node.type == "name" and node.value in _OPPOSITES:
+            called = node.get_next_sibling()
+            if called is not None and called.type == "trailer" and called.children[0].value == "(":
+                yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        node.value = _OPPOSITES[node.value]
+        return node
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return (
+            Example("max(a, b)", "min(a, b)"),
+            Example("x = any(a) + max", "x = all(a) + max"),
+        )
+
+
+OWN = (RemoveStatement, RemoveOperand, RemoveElement, SwapExtreme)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ringcoll.algorithms import Algorithm, schedule_of
 from ringcoll.operation import Layout, Wait, compile_plan
-from ringcoll.operation.executor import Posting, _apart, _Borrower, bind, drive
-from ringcoll.operation.instructions import ALIGNMENT
+from ringcoll.operation.executor import Posting, _apart, _Borrower, _by_exchange, bind, drive
+from ringcoll.operation.instructions import ALIGNMENT, Post
 from ringcoll.reduction import TORCH, Reduction, resolve
 from ringcoll.schedule import Proof, Schedule, contract, verify
 from ringcoll.testing import Expected, bits, inputs, mismatch
@@ -390,3 +390,35 @@ def test_lent_messages_are_read_piece_by_piece(remote: tuple[int, ...]):
     assert max(sizes) * into.itemsize <= 1 << 20
     assert sum(sizes) == numel * len(remote)
     assert len(released) == len(remote)
+
+
+@pytest.mark.parametrize("longest", range(3))
+@pytest.mark.parametrize("above", [0, 1])
+def test_an_exchange_needs_all_its_messages_to_be_short(longest: int, above: int):
+    """The longest message may be the own one or another rank's: all ranks have to decide alike."""
+    schedule = schedule_of("all_gather", "direct", 3)
+    lengths = [1, 1, 1]
+    lengths[longest] = 5 + above
+    layout = Layout(tuple(enumerate(lengths)))
+    for rank in range(3):
+        transport: Any = SimpleNamespace(exchanges_to=5 * 4 + 3)
+        plan = compile_plan(schedule, rank, layout)
+        arrivals = _by_exchange(plan, transport, torch.float32)
+        assert arrivals == ({} if above else {0: (0, 0), 1: (0, 1)})
+        transport.exchanges_to = 0
+        assert _by_exchange(plan, transport, torch.float32) == {}
+
+
+@pytest.mark.parametrize("world_size, numbers", [(2, [0, 2]), (3, [4, 5])])
+def test_messages_of_a_second_exchange_are_numbered_on(world_size: int, numbers: list[int]):
+    """Two ranks exchange twice; three send each other different parts first: two each way."""
+    schedule = schedule_of("all_reduce", "two_shot", world_size)
+    transport: Any = SimpleNamespace(exchanges_to=64)
+    for rank in range(world_size):
+        plan = compile_plan(schedule, rank, Layout(((0, 6),)))
+        posts = [i for i, item in enumerate(plan.instructions) if isinstance(item, Post)]
+        expected = (
+            [(posts[0], 0), (posts[1], 0)] if world_size == 2 else [(posts[1], 0), (posts[1], 1)]
+        )
+        arrivals = _by_exchange(plan, transport, torch.float32)
+        assert arrivals == dict(zip(numbers, expected, strict=True))

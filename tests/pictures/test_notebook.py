@@ -109,6 +109,9 @@ def test_a_recorded_block_is_its_last_operation(tmp_path) -> None:
     assert len(run.messages) == 3 * 4
     assert sum(message.nbytes for message in run.messages) == 4 * 4096 * 4
     assert all(0 <= message.begin <= message.end <= run.duration for message in run.messages)
+    for text in ("", "{", "[]", "{}", '{"traceEvents": []}', '{"traceEvents": 3}'):
+        path.write_text(text)
+        assert recording._repr_html_() is None, text
     path.unlink()
     assert recording._repr_html_() is None
 

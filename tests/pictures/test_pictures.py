@@ -5,13 +5,23 @@ from __future__ import annotations
 import base64
 import math
 from itertools import combinations, pairwise
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from ringcoll.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures import MOST_RANKS, Film, film, layout_of, moving_picture, steps_picture
+from ringcoll.pictures import (
+    MOST_RANKS,
+    Film,
+    film,
+    layout_of,
+    moving_picture,
+    step_pictures,
+    steps_picture,
+)
 from ringcoll.pictures.step_pictures import DrawnMessage, Scenery
 from ringcoll.pictures.svg import network_layout, width_of
 from ringcoll.schedule import (
@@ -394,3 +404,30 @@ def test_all_that_is_written_has_room(world_size: int) -> None:
         foot = [node for node in root.iter(f"{SVG}text") if node.get("text-anchor") == "start"]
         for node in foot:
             assert float(node.get("x", 0)) + width_of(node.text or "", 18) <= width
+
+
+@pytest.mark.parametrize("towards", [(8, 0), (0, 8), (-8, 0), (0, -8), (3, 4), (-6, 8), (5, -12)])
+def test_arrows_there_and_back_lie_apart(towards: tuple[int, int]) -> None:
+    """Each is bent to its left, by a tenth of its length; a larger y is further down."""
+    begin, end = (100.0, 50.0), (100.0 + 30 * towards[0], 50.0 + 30 * towards[1])
+    scenery: Any = SimpleNamespace(places=[begin, end], _edge=lambda centre, to, beyond: centre)
+    there = Scenery.way(scenery, DrawnMessage(0, 1, (0,), False))
+    back = Scenery.way(scenery, DrawnMessage(1, 0, (0,), False))
+    for way, (x, y), sign in ((there, towards, 1), (back, towards, -1)):
+        length = 30 * math.hypot(x, y)
+        off = way[1][0] - (begin[0] + end[0]) / 2, way[1][1] - (begin[1] + end[1]) / 2
+        assert off == pytest.approx((sign * 0.1 * 30 * y, -sign * 0.1 * 30 * x))
+        assert math.hypot(*off) == pytest.approx(0.1 * length)
+
+
+@pytest.mark.parametrize("world_size, rows", [(2, 1), (3, 2), (4, 3), (7, 4)])
+def test_a_page_is_as_high_as_its_rows(world_size: int, rows: int) -> None:
+    """Of 3, 5, 7 and 13 pictures, 3 or, of many, 4 stand beside each other."""
+    schedule = schedule_of("all_reduce", "ring", world_size)
+
+    def height(picture: str) -> float:
+        return float(ET.fromstring(picture).attrib["height"])  # ours
+
+    row = Scenery(film(schedule)).height + step_pictures._LINE + step_pictures._GAP
+    first, whole = height(steps_picture(schedule, step=0)), height(steps_picture(schedule))
+    assert whole - first == pytest.approx((rows - 1) * row, abs=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from ringcoll.errors import GroupBrokenError, PeerLostError, TransportError
 from ringcoll.machine import deliver, place
 from ringcoll.resilient import membership
 from ringcoll.resilient.membership import Membership
-from ringcoll.resilient.succession import Member, View, _is_quorum
+from ringcoll.resilient.succession import Member, Record, View, _is_quorum
 from ringcoll.watch import Process
 
 MEMBERS = [Member(f"m{i}", "127.0.0.1", 1000 + i, 2000 + i, Process.own()) for i in range(5)]
@@ -203,3 +204,51 @@ def test_who_joins_reaches_a_leader_that_is_slow_to_reach(
             time.sleep(0.01)
         newcomer.leave()
     assert wanting == [newcomer.own]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_mailbox_that_is_closed_proves_an_end_on_this_host_only(is_here: bool) -> None:
+    """Of another host's address a firewall may say that nobody listens there."""
+    member, other = members_of_a_group(2)
+    other._mailbox.close()
+    process = other.own.process if is_here else Process(1, "1", "another host")
+    known = other.own._replace(process=process)
+    member.take(View(1, 0, (member.own, known)))
+    member._tell([known])
+    assert member._gone == ({known} if is_here else set())
+
+
+def test_the_time_in_which_a_member_is_stopped_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has to wait for may have come meanwhile: an eighth of its limit counts, no more."""
+    member = members_of_a_group(3)[0]
+    now_s, stops_s = [0.0], [100.0, 50.0]
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += stops_s.pop() if stops_s else 0.015625
+
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep)
+    monkeypatch.setattr(membership, "time", clock)
+    monkeypatch.setattr(membership, "deliver", lambda *_: set())
+    with pytest.raises(GroupBrokenError, match="only 1 of the 3 ranks"):
+        member.change(7, (), 1.0)
+    assert stops_s == []
+    # Two stops of an eighth, then 0.75 s awake, and the look after it.
+    assert now_s[0] == 150.0 + 0.75 + 0.015625
+
+
+def test_what_does_not_concern_a_member_is_not_kept() -> None:
+    """Records of a group that it is not in, and old ones that come late."""
+    member, other = members_of_a_group(2)
+    stranger = MEMBERS[0]
+    with_member = Record(View(5, 0, (stranger, member.own)), 0)
+    assert member._concerns(stranger, with_member)
+    assert not member._concerns(stranger, Record(View(5, 0, (stranger, other.own)), 0))
+    assert not member._concerns(stranger, Record(View(5, 0, (other.own, member.own)), 0))
+    member._wants[stranger] = None
+    assert member._concerns(stranger, Record(View(5, 0, (stranger, other.own)), 0))
+    assert member._concerns(other.own, Record(View(5, 0, (other.own,)), 0))
+    member._heard[other.own] = new = Record(View(1, 0, (other.own,)), 0, 3)
+    assert member._concerns(other.own, new)
+    assert not member._concerns(other.own, new._replace(ballot=2))

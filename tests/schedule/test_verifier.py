@@ -27,6 +27,7 @@ from ringcoll.schedule import (
     Step,
     contract,
     copy,
+    counting,
     grid,
     inp,
     out,
@@ -1416,3 +1417,16 @@ def test_programs_without_an_end_are_refused(
 ) -> None:
     with pytest.raises(error, match=text):
         verify(Schedule("all_reduce", "endless", 2, 1, 0, programs))
+
+
+def test_programs_may_have_so_many_steps_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of all ranks of a small schedule are counted together."""
+    monkeypatch.setattr(counting, "MOST_STEPS", 12)
+
+    def program(num_steps: int) -> Callable[[int], list[Step]]:
+        own = [Step(copy(out(0), inp(0)))]
+        return lambda rank: [*own, *[Step()] * (num_steps - 1)]
+
+    verify(Schedule("barrier", "steps", 1, 1, 0, program(12)))
+    with pytest.raises(TooLargeError, match="more than 12 steps, or no end"):
+        verify(Schedule("barrier", "steps", 1, 1, 0, program(13)))

@@ -19,8 +19,17 @@ from ringcoll.cost import Fitted, Range
 from ringcoll.errors import ArgumentError, ScheduleError, TuningFileError
 from ringcoll.machine import read_fit, write_fit
 from ringcoll.machine.tuning import fit_for
-from ringcoll.schedule import CONTRACTS, verify
-from ringcoll.search import fit, least_time, near_order, registered_times, slower_links
+from ringcoll.schedule import CONTRACTS, chunks_of_data, verify
+from ringcoll.search import (
+    FitRange,
+    LeastTime,
+    SearchTime,
+    fit,
+    least_time,
+    near_order,
+    registered_times,
+    slower_links,
+)
 from ringcoll.search.hops import hosts_named
 from ringcoll.simulation import (
     Topology,
@@ -330,3 +339,39 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: Any) -> None:
     path.write_text(damaged)
     with pytest.raises(TuningFileError, match=r"cluster\.fit"):
         read_fit(path)
+
+
+@pytest.mark.parametrize(
+    "nbytes, gain, is_even, is_left",
+    [
+        (15, 1.49, True, True),  # short: left, unless far faster
+        (15, 1.49, False, True),
+        (15, 1.5, False, False),
+        (16, 1.49, False, False),  # 16 latencies are long
+        (16, 1.03, True, False),
+        (16, 1.02, True, True),  # hardly faster
+        (16, 1.02, False, False),  # where links differ, "auto" knows less
+        (16, 1.03, False, False),
+    ],
+)
+def test_what_is_left_to_auto(nbytes: int, gain: float, is_even: bool, is_left: bool) -> None:
+    fitted = FitRange(
+        nbytes=Range(1),
+        size=nbytes,
+        winner=SearchTime(1.0, "found", 1),
+        segment_bytes=None,
+        plain=SearchTime(gain, "ring", 1),
+        bound=LeastTime(1.0, 1.0, "farthest", "narrowest"),
+        is_even=is_even,
+    )
+    assert fitted.is_left is is_left
+    assert (fitted.gain, fitted.least_s, fitted.ratio) == (gain, nbytes, 1 / nbytes)
+
+
+def test_segments_of_a_winner_are_parts_of_a_chunk() -> None:
+    size, topology = 1 << 24, topology_from_text("0 -- 1 1 1\n1 -- 2 1 1\n2 -- 3 1 1")
+    (fitted,) = fit("broadcast", topology, sizes=[size]).ranges
+    assert fitted.winner.segments > 1
+    assert fitted.segment_bytes is not None
+    chunk = -(-size // chunks_of_data(find("broadcast", fitted.winner.algorithm).schedule(4)))
+    assert fitted.segment_bytes == -(-chunk // fitted.winner.segments)

@@ -527,3 +527,28 @@ def test_a_refusal_counts_the_messages(
         simulate(schedule, 400, network, segments=segments, engine=engine)
     monkeypatch.setattr("ringcoll.simulation.simulate_call._MOST_MESSAGES", counted)
     assert simulate(schedule, 400, network, segments=segments, engine=engine).seconds > 0
+
+
+@pytest.mark.parametrize("longest", [0, 1, 2])
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_rank_goes_on_when_the_longest_of_its_messages_has_left(
+    longest: int, shares: bool
+) -> None:
+    """Whatever the order in which they were posted."""
+    nbytes = [1, 1, 1]
+    nbytes[longest] = 4
+
+    def program(rank: int) -> list[Step]:
+        chunks = [[out(chunk) for chunk in range(count)] for count in nbytes]
+        sources = [[inp(chunk) for chunk in range(count)] for count in nbytes]
+        if rank == 0:
+            return [Step(*(send(peer, *sources[peer - 1]) for peer in (1, 2, 3)))]
+        return [Step(recv(0, *chunks[rank - 1]))]
+
+    schedule = Schedule("all_reduce", "lengths", 4, 4, 0, program)
+    lazy = crossbar(4, bandwidth=1, ports=3 if shares else None, latency_s=10)
+    run = simulate(schedule, 4, lazy)
+    assert run.ends == (4, *(10 + count for count in nbytes))
+    assert run.waited_s == (0, *(10 + count for count in nbytes))
+    assert run.path[-1].waits_for == 0
+    assert run.path[-1].rank == 1 + longest

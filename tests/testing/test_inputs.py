@@ -36,3 +36,11 @@ def test_special_values_are_all_there() -> None:
     assert found.isnan().any()
     small = torch.tensor(5e-8).item()  # in float32
     assert {torch.inf, -torch.inf, small, 1.0, -1.0} <= {*found[~found.isnan()].tolist()}
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "bor", "bxor", "product", "min", "band"])
+def test_truth_values_leave_both_results_possible(op: str) -> None:
+    """Of several ranks, one false value decides an "and", and one true value an "or"."""
+    share = values(torch.bool, 4000, rank=2, op=op).double().mean().item()
+    expected = 0.9 if op in ("product", "min", "band") else 0.1
+    assert abs(share - expected) < 0.03

@@ -26,6 +26,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.launch import RankError, pickled
 from ringcoll.testing import ranks
 from ringcoll.testing.on_ranks import _difference
+from ringcoll.testing.pool import _load
 
 
 @dataclass
@@ -232,3 +233,32 @@ def test_functions_of_a_notebook_cell_run_on_ranks() -> None:
     assert values == "[2, 2]"
     assert "put it into a module, or install cloudpickle" in message
     assert "got __main__.Adds" in message
+
+
+def test_a_module_of_a_package_is_loaded_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may import from beside itself, and its assertions show their values."""
+    folder = tmp_path / "a_package_of_tests"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "beside.py").write_text("VALUE = 3\n")
+    file = folder / "test_module.py"
+    file.write_text("from .beside import VALUE\ndef check(n):\n    assert n == VALUE\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "a_package_of_tests.test_module"
+    module = _load(name, str(file))
+    try:
+        with pytest.raises(AssertionError, match="assert 4 == 3"):
+            module.check(4)
+        assert _load(name, str(file)) is module, "once"
+        (other := tmp_path / "test_module.py").write_text("VALUE = 5\n")
+        assert _load(name, str(other)).VALUE == 5, "another file of that name"
+        other.write_text("raise LookupError\n")
+        del sys.modules[name]
+        with pytest.raises(LookupError):
+            _load(name, str(other))
+        assert name not in sys.modules
+    finally:
+        for loaded in ("", ".beside", ".test_module"):
+            sys.modules.pop("a_package_of_tests" + loaded, None)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.errors import TraceError
+from ringcoll.tracing import Records, trace_events
 from ringcoll.tracing.recorder import Clock, Sighting, agree
 from tests.cases.effort import effort
 
@@ -115,3 +116,14 @@ def test_without_messages_both_ways_there_is_no_answer():
 
 def test_alone():
     assert agree(1, [], []) == [Clock(0, 0)]
+
+
+def test_a_file_has_clocks_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = [Clock(0, 0), Clock(1500, 2500, 3e-6, 7, 4500)]
+    monkeypatch.setattr(trace_events, "agree", lambda *_: clocks)
+    written = trace_events.document([Records(rank, 2, "shared") for rank in range(2)])
+    assert written["otherData"]["clocks"] == [
+        {"rank": 0, "offset_us": 0, "uncertainty_us": 0, "rate": 0.0, "slack_us": 0},
+        {"rank": 1, "offset_us": 1.5, "uncertainty_us": 2.5, "rate": 3e-6, "slack_us": 4.5},
+    ]
+    assert written["otherData"]["world_size"] == 2

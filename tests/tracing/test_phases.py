@@ -29,6 +29,7 @@ from ringcoll.tracing import (
     phase_times,
     summarize_phases,
 )
+from ringcoll.tracing.block import _take
 from ringcoll.tracing.phases import PhaseLog, PhaseSpan, ThreadWait
 from ringcoll.tracing.summary import findings
 from ringcoll.training import Messages, phase, waiting
@@ -545,3 +546,14 @@ def test_the_checker_notices(good: dict[str, Any], spoil: Callable[[dict[str, An
     spoil(spoilt)
     with pytest.raises(PictureError):
         check(spoilt)
+
+
+def test_waits_are_for_ranks_of_the_group_by_their_places_in_it() -> None:
+    """Waits for itself, and for ranks outside, are no waits for the group."""
+    log = PhaseLog(lambda: 0, 9)
+    log.left_out = 2
+    log.waits = [ThreadWait(peer, peer + 1, peer) for peer in (-1, 4, 5, 6, 7)]
+    records = Records(1, 3, "shared")
+    _take(log, records, [7, 5, 4])  # this rank is 5
+    assert records.waits == [ThreadWait(-1, 0, -1), ThreadWait(4, 5, 2), ThreadWait(7, 8, 0)]
+    assert records.phases_left_out == 2

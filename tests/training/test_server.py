@@ -13,7 +13,7 @@ from torch import nn
 from ringcoll import run_threads
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
 from ringcoll.launch import RankError
-from ringcoll.training import ParameterServer, ServerWorker
+from ringcoll.training import ParameterServer, ServerWorker, systems
 from tests.programs import out_of_step
 from tests.programs.out_of_step import REFERENCES, close, initial, loss_on_all, with_server
 
@@ -222,3 +222,23 @@ def test_the_last_number_of_a_message_says_whether_its_worker_stays(gradient: li
     assert found is not None
     assert (worker, found.tolist()) == (1, gradient)
     assert server._next() == (2, None)
+
+
+@pytest.mark.parametrize("option, learning_rate", [("", 0.6), ("async", 0.2)])
+def test_a_step_of_each_worker_counts_for_its_share(option: str, learning_rate: float):
+    rates: list[float] = []
+
+    def make_optimizer(params: object, lr: float) -> str:
+        rates.append(lr)
+        return "made"
+
+    task = SimpleNamespace(learning_rate=0.6, make_optimizer=make_optimizer)
+    trainer: Any = SimpleNamespace(option=option, world_size=4, rank=2, params=[], task=task)
+    systems.server(trainer)
+    assert rates == [pytest.approx(learning_rate)]
+    assert trainer.optimizer == "made"
+    assert trainer.nbytes_sent() == 0
+    assert [trainer.share(torch.arange(7)).tolist()] == [[3, 4]]
+    with pytest.raises(ArgumentError, match="not a sample for each worker"):
+        trainer.share(torch.arange(2))
+    assert trainer.share(torch.arange(3)).tolist() == [1]

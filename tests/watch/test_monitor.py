@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import ringcoll
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.watch import Process
+from ringcoll.operation import Turn
+from ringcoll.watch import Monitor, Process
 
 FAR = Process(1, "1", "another kernel", ("192.0.2.1", 1))
 LIMIT_S = 2.5  # longer than the last messages of a process that has ended are waited for
@@ -61,3 +64,22 @@ def test_a_rank_whose_process_has_ended(
     assert isinstance(error, kind), error
     assert why in str(error)
     assert error.peer == 1
+
+
+@pytest.mark.parametrize("reason", ["nothing", "operation", "barrier", "stream", "close"])
+def test_the_thread_sleeps_only_if_nothing_has_begun_meanwhile(reason: str) -> None:
+    """What has begun just now has seen that the thread was awake, and has not woken it."""
+    monitor = Monitor(dist.HashStore(), 0, 2, lambda: None, SimpleNamespace())  # type: ignore[arg-type]
+    monitor.awake = True
+    monitor._wake.set()
+    progress = monitor.progress
+    if reason == "operation":
+        progress.current = 3, Turn("a turn", lambda: None)
+    elif reason == "barrier":
+        progress.enter_barrier(3)
+    elif reason == "stream":
+        progress.issued.append(SimpleNamespace())  # type: ignore[arg-type]
+    elif reason == "close":
+        monitor._stop.set()
+    monitor._sleep()
+    assert monitor.awake is monitor._wake.is_set() is (reason != "nothing")

@@ -1084,3 +1084,33 @@ def test_a_closed_group_ends_the_thread_in_every_state(monitor: Watched) -> None
     monitor.close()
     for running in (None, monitor.progress.running()):
         assert monitor.state(running, False, 99.0) is WatchState.OVER
+
+
+@pytest.mark.parametrize(
+    "peer, ended, is_gone, cause",
+    [
+        (2, {1, 3}, False, 1),  # it gave up because of one that has ended
+        (3, {1, 3}, False, 3),  # its own end is reason enough
+        (None, {3}, False, 3),
+        (2, set(), False, 2),
+        (2, {0, 2}, True, 0),  # without the store nobody could tell why
+        (2, {2, 3}, True, 2),
+        (2, {0, 2}, False, 2),
+    ],
+)
+def test_whose_end_is_the_cause(
+    peer: int | None, ended: set[int], is_gone: bool, cause: int
+) -> None:
+    found: Any = SimpleNamespace(_notices=SimpleNamespace(is_gone=is_gone))
+    assert diagnosis.Diagnosis._cause(found, peer, ended) == cause
+
+
+def test_a_rank_in_a_barrier_is_at_the_call_before_it() -> None:
+    progress = diagnosis.Progress()
+    assert progress.on_host() is None
+    assert progress.enter_barrier(7) == 1
+    running = progress.on_host()
+    assert running is not None
+    assert (running.number, running.wait) == (7, None)
+    assert progress.barrier is not None
+    assert "test_verdicts.py" in progress.barrier[1]
