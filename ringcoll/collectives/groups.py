@@ -131,7 +131,7 @@ class OwnGroup:
 
     def _start(self, tensor: Tensor, peer: int, tag: int, *, is_receive: bool) -> MessageWork:
         peer = peer_of("src" if is_receive else "dst", peer, self.rank(), self.size())
-        tensor = with_memory(tensor, self.rank())
+        tensor = with_memory(tensor, self.rank(), is_written=is_receive)
         if not is_plain(tensor):
             expected = "a contiguous tensor, no conjugate or negative view"
             got = f"strides {tensor.stride()}"
