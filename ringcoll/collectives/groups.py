@@ -530,8 +530,9 @@ def share(what: What) -> What:
         The memory cannot be moved: it is numpy's or another library's, or not on the CPU, or a
         message of ``isend`` or ``irecv`` uses it that nobody has waited for. Nothing was moved.
     SharingError
-        ``/dev/shm`` has too little room, or there are too many open files. What has moved before
-        stays there; no value has changed.
+        There is too little memory, for a single tensor of ``/dev/shm``, or a quarter of the files
+        that the process may open are such memory already. What has moved before stays there; no
+        value has changed.
 
     Examples
     --------
@@ -543,6 +544,12 @@ def share(what: What) -> What:
     >>> view
     tensor([2., 3.])
     """
+    _share(what, of_many=False)
+    return what
+
+
+def _share(what: Tensor | nn.Module, *, of_many: bool) -> None:
+    """See `share`; ``of_many``: whether more is going to move."""
     storages = movable(what)
     places = {storage._cdata for storage in storages}
     for ref in messages_in_flight.keyrefs():
@@ -554,8 +561,7 @@ def share(what: What) -> What:
             raise refused(message, "what", expected, got)
     while places and in_use(places):
         time.sleep(_WHILE_S)
-    move(storages)
-    return what
+    move(storages, of_many=of_many or len(storages) > 1)
 
 
 def share_for(group: Any, tensor: Tensor) -> None:
@@ -581,7 +587,7 @@ def share_for(group: Any, tensor: Tensor) -> None:
     is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
     if is_whole and can_move(tensor) and member not in _without_room:
         try:
-            share(tensor)
+            _share(tensor, of_many=True)
         except SharingError as error:
             _without_room.add(member)
             _log.warning("rank %d: tensors are not shared any more: %s", member.rank, error)
