@@ -165,9 +165,11 @@ def start(
         # Memory that an operation is bound to has been checked; what is freed has another address.
         is_bound = operation is not None and tuple(addresses) in operation.bindings
         if not is_bound:
-            written = () if operation is None else operation.written
-            if not all(map(has_memory, tensors)) or not all(can_write(tensors[n]) for n in written):
+            if not all(map(has_memory, tensors)):
                 raise TypeError
+            for number in () if operation is None else operation.written:
+                if not can_write(tensors[number]):
+                    raise TypeError
     except (AttributeError, IndexError, RuntimeError, TypeError):
         operation = key = None  # an unusual argument: `compile_` checks it, and names the fault
         rank = as_group(group).rank()

@@ -455,11 +455,10 @@ def can_write(tensor: Tensor) -> bool:
 
     A file that is mapped for reading cannot; torch does not know. torch's own memory can.
     """
-    nbytes = extent(tensor)
-    if not nbytes or not tensor.is_cpu or tensor.untyped_storage().resizable():
+    if tensor.untyped_storage().resizable() or not tensor.is_cpu or not tensor.numel():
         return True
     begin = tensor.data_ptr()
-    return may_write(begin) and may_write(begin + nbytes - 1)
+    return may_write(begin) and may_write(begin + extent(tensor) - 1)
 
 
 def with_memory(

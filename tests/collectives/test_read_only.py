@@ -16,7 +16,6 @@ from torch import Tensor
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.transport.shared.memory import may_write
 from tests.cases.optional import optional
 from tests.programs.read_only import (
     RUNS,
@@ -107,12 +106,3 @@ def test_a_receive_into_it_is_refused() -> None:
             group.irecv(read_only(torch.zeros(4)), 1 - group.rank())
 
     run_threads(main, K)
-
-
-def test_to_ask_whether_memory_can_be_written_changes_nothing() -> None:
-    words = torch.arange(-3, 3, dtype=torch.int32)
-    for index, value in enumerate(words.tolist()):
-        assert may_write(words[index:].data_ptr() + index % 4)
-        assert words[index] == value
-    assert not may_write(read_only(words).data_ptr())
-    assert not may_write(4096)  # nothing is there
