@@ -162,10 +162,10 @@ class PointToPoint:
         Raises
         ------
         ArgumentError
-            The tensor has no memory, is not contiguous, or is a conjugate or negative view to
-            receive into.
+            The tensor has no memory, is not contiguous, or is a conjugate or negative view, or
+            memory that can only be read, to receive into.
         """
-        tensor = with_memory(tensor, self.rank)
+        tensor = with_memory(tensor, self.rank, is_written=is_receive)
         is_view = tensor.is_conj() or tensor.is_neg()
         if not tensor.is_contiguous() or (is_receive and is_view):
             expected = "a contiguous tensor, no conjugate or negative view to receive into"

@@ -54,6 +54,7 @@ from ringcoll.reduction import (
     resolve,
 )
 from ringcoll.schedule import OperandOrder, Schedule, contract
+from ringcoll.transport import with_memory
 
 _CPU = torch.device("cpu")
 
@@ -98,6 +99,11 @@ def _negates(dtype: torch.dtype) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _form(tensor: Tensor) -> tuple[object, ...]:
+    """How a tensor's elements lie in memory."""
+    return tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 class Arguments:
@@ -290,6 +296,24 @@ class Arguments:
         lengths = {self.rank * world_size + dst: numel for dst, numel in enumerate(outgoing)}
         return lengths | {src * world_size + self.rank: n for src, n in enumerate(incoming)}
 
+    def _written(self, inputs: Sequence[int], outputs: tuple[int, ...]) -> tuple[int, ...]:
+        """Numbers of the outputs that change: data may lie where this rank is to have them."""
+        rules, ends = self.contract, (self.rank, self.world_size, self.root)
+        if rules.reduces:
+            return outputs
+
+        def places(numbers: Sequence[int], blocks: Sequence[int]) -> list[tuple[object, ...]]:
+            is_split = len(numbers) == len(blocks)
+            held = [(block,) for block in blocks] if is_split else [tuple(blocks)]
+            return [
+                (part, tensor.data_ptr(), tensor.numel(), is_plain(tensor) or _form(tensor))
+                for tensor, part in zip([self.tensors[n] for n in numbers], held, strict=True)
+            ]
+
+        before = {*places(inputs, rules.inputs(*ends))}
+        after = zip(outputs, places(outputs, rules.outputs(*ends)), strict=True)
+        return tuple(number for number, place in after if place not in before)
+
     def operation(
         self,
         inputs: Sequence[int],
@@ -299,6 +323,7 @@ class Arguments:
         split_input: bool = False,
         split_output: bool = False,
         is_packed: bool = False,
+        counts: bool = False,
         prepared: bool = False,
     ) -> Operation:
         """Compile the call.
@@ -313,6 +338,8 @@ class Arguments:
             Whether each block is a tensor of its own.
         is_packed
             Whether all tensors together, end to end, are the vector.
+        counts
+            Whether the versions of the results move, as those of torch's collective do.
         prepared
             Whether the operation belongs to a single call, and keeps all its bindings.
         """
@@ -328,6 +355,10 @@ class Arguments:
         scales = reduction is not None and reduction.scale is not None
         is_same = input_parts == output_parts and len(input_parts) == 1
         one_copy = is_same and not scales
+        written = self._written(inputs, tuple(results))
+        for number in written:
+            name = self._names[min(number, len(self._names) - 1)]
+            with_memory(tensors[number], rank, name, is_written=True)
         stage = Stage(
             inputs=input_parts,
             outputs=output_parts,
@@ -336,6 +367,8 @@ class Arguments:
             nbytes=sum(tensor.nbytes for tensor in tensors),
             dtype=self.dtype,
             one_copy=one_copy,
+            written=written,
+            counted=tuple(results) if counts else (),
             reduction=reduction,
             engine=self.engine,
         )

@@ -40,7 +40,7 @@ from ringcoll.machine import as_algorithm, rules_in
 from ringcoll.operation import Operation
 from ringcoll.reduction import Operator, as_operator, resolve
 from ringcoll.schedule import Schedule
-from ringcoll.transport import extent, has_memory, with_memory
+from ringcoll.transport import can_write, extent, has_memory, with_memory
 
 P = ParamSpec("P")
 _RedOpType = dist.ReduceOp.RedOpType
@@ -164,10 +164,14 @@ def start(
             operation = operation if is_same else None
         # Memory that an operation is bound to has been checked; what is freed has another address.
         is_bound = operation is not None and tuple(addresses) in operation.bindings
-        if not is_bound and not all(map(has_memory, tensors)):
-            raise TypeError
+        if not is_bound:
+            if not all(map(has_memory, tensors)):
+                raise TypeError
+            for number in () if operation is None else operation.written:
+                if not can_write(tensors[number]):
+                    raise TypeError
     except (AttributeError, IndexError, RuntimeError, TypeError):
-        key = None  # an unusual argument: `compile_` checks it, and names the fault
+        operation = key = None  # an unusual argument: `compile_` checks it, and names the fault
         rank = as_group(group).rank()
         plain = [with_memory(tensor, rank) for tensor in tensors]
         if any(new is not old for new, old in zip(plain, tensors, strict=True)):
@@ -334,7 +338,7 @@ def sparse_all_reduce(
         total = torch.sparse_coo_tensor(
             *entries, device=sums.device, check_invariants=False, is_coalesced=True
         )
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tensor):
+        with torch.no_grad():
             tensor.copy_(total)
 
     call.following, call.num_parts, call.results = following(), 3, [tensor]

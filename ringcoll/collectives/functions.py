@@ -91,7 +91,9 @@ def _reduction(
     call.like(tensors[-1], tensors[0], "out")
     call.reduces(op, wire_dtype, reproducible)
     outputs = [len(tensors) - 1] * len(call.contract.outputs(call.rank, call.world_size, call.root))
-    return call.operation((0,), outputs, [tensors[0].numel()], prepared=prepared)
+    counts = len(tensors) > 1  # torch has no `out` here; elsewhere it counts
+    lengths = [tensors[0].numel()]
+    return call.operation((0,), outputs, lengths, counts=counts, prepared=prepared)
 
 
 _NAMES = ("all_reduce", "reduce", "scan", "exscan")
@@ -197,7 +199,7 @@ def _all_reduce_packed(
     call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes, names=("tensors",))
     call.reduces(op, wire_dtype, reproducible)
     lengths = [sum(tensor.numel() for tensor in tensors)]
-    return call.operation((), (), lengths, is_packed=True, prepared=prepared)
+    return call.operation((), (), lengths, is_packed=True, counts=True, prepared=prepared)
 
 
 @collective
@@ -233,7 +235,7 @@ def all_reduce_coalesced(
     runs = fusible([tensor for (tensor,) in side_by_side(deferred.group, tensors=tensors)])
     calls: list[Any] = [
         all_reduce(run[0], op, deferred, async_op, **options)
-        if len(run) == 1
+        if getattr(run[0], "layout", None) is torch.sparse_coo
         else _fused(run, op, deferred, async_op, **options)
         for run in runs
     ]
@@ -416,7 +418,7 @@ def _all_gather(group: Any, tensors: _Tensors, options: _Options, prepared: bool
     lengths = [tensor.numel() for tensor in tensors[1:]]
     call.same_numel(tensors[0], lengths[call.rank], "tensor")
     listed = range(1, len(tensors))
-    return call.operation((0,), listed, lengths, split_output=True, prepared=prepared)
+    return call.operation((0,), listed, lengths, split_output=True, counts=True, prepared=prepared)
 
 
 @collective
@@ -504,7 +506,8 @@ def _all_gather_single(
     call = Arguments("all_gather", group, tensors, *options, names=names)
     numel = tensors[1].numel()
     call.same_numel(tensors[0], call.world_size * numel, names[0])
-    return call.operation((1,), (0,), [numel] * call.world_size, prepared=prepared)
+    lengths = [numel] * call.world_size
+    return call.operation((1,), (0,), lengths, counts=True, prepared=prepared)
 
 
 @collective
@@ -593,7 +596,9 @@ def _list_at_root(
     call.list_at_root(tensors[1:], kind, tensors[0], f"{name}_list")
     lengths, listed = [tensors[0].numel()] * call.world_size, range(1, len(tensors))
     if name == "gather":
-        return call.operation((0,), listed, lengths, split_output=True, prepared=prepared)
+        return call.operation(
+            (0,), listed, lengths, split_output=True, counts=True, prepared=prepared
+        )
     return call.operation(listed, (0,), lengths, split_input=True, prepared=prepared)
 
 
@@ -700,7 +705,7 @@ def _reduce_scatter(group: Any, tensors: _Tensors, options: _Options, prepared: 
     call.same_numel(tensors[0], lengths[call.rank], "output")
     call.reduces(op, wire_dtype, reproducible)
     listed = range(1, len(tensors))
-    return call.operation(listed, (0,), lengths, split_input=True, prepared=prepared)
+    return call.operation(listed, (0,), lengths, split_input=True, counts=True, prepared=prepared)
 
 
 @collective
@@ -754,7 +759,8 @@ def _reduce_scatter_single(
     numel = tensors[0].numel()
     call.same_numel(tensors[1], call.world_size * numel, "input")
     call.reduces(op, wire_dtype, reproducible)
-    return call.operation((1,), (0,), [numel] * call.world_size, prepared=prepared)
+    lengths = [numel] * call.world_size
+    return call.operation((1,), (0,), lengths, counts=True, prepared=prepared)
 
 
 @collective
@@ -843,9 +849,8 @@ def _all_to_all(group: Any, tensors: _Tensors, options: _Options, prepared: bool
     call.one_a_rank(inputs, input_kind, "input_tensor_list")
     outgoing, incoming = ([tensor.numel() for tensor in side] for side in (inputs, outputs))
     lengths, k = call.exchange_lengths(outgoing, incoming), num_outputs
-    return call.operation(
-        range(k, 2 * k), range(k), lengths, split_input=True, split_output=True, prepared=prepared
-    )
+    split = partial(call.operation, split_input=True, split_output=True)
+    return split(range(k, 2 * k), range(k), lengths, counts=True, prepared=prepared)
 
 
 @collective

@@ -132,7 +132,7 @@ class OwnGroup:
 
     def _start(self, tensor: Tensor, peer: int, tag: int, *, is_receive: bool) -> MessageWork:
         peer = peer_of("src" if is_receive else "dst", peer, self.rank(), self.size())
-        tensor = with_memory(tensor, self.rank())
+        tensor = with_memory(tensor, self.rank(), is_written=is_receive)
         if not is_plain(tensor):
             expected = "a contiguous tensor, no conjugate or negative view"
             got = f"strides {tensor.stride()}"
@@ -547,8 +547,9 @@ def share(what: What) -> What:
         The memory cannot be moved: it is numpy's or another library's, or not on the CPU, or a
         message of ``isend`` or ``irecv`` uses it that nobody has waited for. Nothing was moved.
     SharingError
-        ``/dev/shm`` has too little room, or there are too many open files. What has moved before
-        stays there; no value has changed.
+        There is too little memory, for a single tensor of ``/dev/shm``, or a quarter of the files
+        that the process may open are such memory already. What has moved before stays there; no
+        value has changed.
 
     Examples
     --------
@@ -560,6 +561,12 @@ def share(what: What) -> What:
     >>> view
     tensor([2., 3.])
     """
+    _share(what, of_many=False)
+    return what
+
+
+def _share(what: Tensor | nn.Module, *, of_many: bool) -> None:
+    """See `share`; ``of_many``: whether more is going to move."""
     storages = movable(what)
     places = {storage._cdata for storage in storages}
     for ref in messages_in_flight.keyrefs():
@@ -571,8 +578,7 @@ def share(what: What) -> What:
             raise refused(message, "what", expected, got)
     while places and in_use(places):
         time.sleep(_WHILE_S)
-    move(storages)
-    return what
+    move(storages, of_many=of_many or len(storages) > 1)
 
 
 def share_for(group: Any, tensor: Tensor) -> None:
@@ -598,7 +604,7 @@ def share_for(group: Any, tensor: Tensor) -> None:
     is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
     if is_whole and can_move(tensor) and member not in _without_room:
         try:
-            share(tensor)
+            _share(tensor, of_many=True)
         except SharingError as error:
             _without_room.add(member)
             _log.warning("rank %d: tensors are not shared any more: %s", member.rank, error)

@@ -133,6 +133,11 @@ class Call:
             self.num_parts,
         )
 
+    @property
+    def written(self) -> list[Tensor]:
+        """The tensors that the first part changes."""
+        return [self.tensors[number] for number in self.operation.written]
+
     def _check(self, operation: Operation | Turn, tensors: Sequence[Tensor]) -> None:
         # Memory that the operation is bound to has been checked.
         if tuple(map(Tensor.data_ptr, tensors)) not in operation.bindings:

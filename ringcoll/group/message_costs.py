@@ -267,7 +267,7 @@ def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
 
 def _additions(device: torch.device, nbytes: int) -> list[float]:
     """Seconds of additions of so many bytes to as many."""
-    left, right = (torch.ones(nbytes // 4, device=device) for _ in range(2))
+    left, right = (torch.ones(nbytes // 4, dtype=torch.float32, device=device) for _ in range(2))
 
     def add() -> None:
         left.add_(right)

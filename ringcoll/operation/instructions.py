@@ -13,9 +13,10 @@ circle (`loans`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -104,6 +105,7 @@ class Memory:
         self.segment_stride = _align(-(-longest_chunk // segments))
         self.slot_stride = self.segment_stride * segments
         self.scratch_numel = schedule.num_slots * self.slot_stride
+        self.region = lru_cache(maxsize=1 << 12)(self._region)  # each is asked for again and again
 
     def _lay_out(
         self, space: Space, blocks: Sequence[int], split: bool
@@ -114,7 +116,7 @@ class Memory:
         starts = accumulate((self.length[block] for block in blocks), initial=0)
         return {block: (space, 0, start) for block, start in zip(blocks, starts, strict=False)}
 
-    def region(self, ref: Ref, segment: int) -> Region:
+    def _region(self, ref: Ref, segment: int) -> Region:
         """The memory of one segment of a chunk or slot."""
         block, piece = divmod(ref.chunk, self.per_block)
         try:
@@ -244,70 +246,84 @@ def loans(
     and for no message of the next; and it posts no sends of the next. So a loan ends when all ranks
     have posted the wave, whatever becomes of the sends: nobody waits for a loan in a circle.
     """
-    lent: dict[int, dict[int, int]] = {}
+    posts = [item for item in instructions if isinstance(item, Post)]
+    views = {view for post in posts for _, view, numel in post.receives if numel}
+    touched = _touched_views(regions, views)
     arriving: dict[int, int] = {}  # from a message to its view
+    come: dict[int, int] = {}  # from a view to the message that has come there, and is not read yet
+    come_first = 0  # the first message that the wave of these posts
+    read: dict[int, tuple[int, int, int]] = {}  # from a view to its reduction, place there, message
+    ended: list[tuple[int, int, int]] = []  # as in ``read``, when the next message comes there
     posted = 0  # messages so far
     for begin, end in pairwise([*waves, len(instructions)]):
-        first = posted  # of the messages that this wave posts
+        first, has_waited = posted, False
         waits = (item for item in instructions[begin:end] if isinstance(item, Wait))
         awaited = Counter(wait.peer for wait in waits if wait.is_receive)
         # Whether the rank has waited for none of its own sends of this wave. A transport may hold
         # back what follows a few messages that are lent, as they take its memory.
         is_free = max(awaited.values(), default=0) <= _MOST_LENT
         for index in range(begin, end):
+            reads: Sequence[int]
             match instructions[index]:
                 case Post(receives=receives, sends=sends):
-                    for offset, (_, view, numel) in enumerate(receives):
-                        if numel and regions[view].space in _RECEIVED:
-                            arriving[posted + offset] = view
+                    for offset, (_, view, _) in enumerate(receives):
+                        arriving[posted + offset] = view
                     posted += len(receives) + len(sends)
-                case Wait(message=message, is_receive=False) if message >= first:
-                    is_free = False
-                case Wait(message=message) if is_free and message in arriving:
-                    view = arriving[message]
-                    reader = _only_reader(instructions, regions, (index, end), view, first)
-                    if reader is not None:
-                        lent.setdefault(reader[0], {})[reader[1]] = message
+                    if sends:
+                        come.clear()
+                    reads, writes = [v for _, v, _ in sends], [v for _, v, _ in receives]
+                case Wait(message=message, is_receive=False):
+                    is_free = is_free and message < first
+                    if message >= come_first:
+                        come.clear()
+                    continue
+                case Wait(message=message):
+                    if not has_waited:
+                        come.clear()
+                        has_waited, come_first = True, first
+                    view = arriving.get(message, -1)
+                    if is_free and view in touched.get(view, ()):
+                        come[view] = message
+                    continue
+                case Move(into=into, source=source):
+                    reads, writes = (source,), [into]
+                case Combine(into=into, sources=sources):
+                    reads, writes = sources, [into]
+            near_reads = Counter(near for view in reads for near in touched.get(view, ()))
+            near_writes = {near for view in writes for near in touched.get(view, ())}
+            for view in near_reads.keys() | near_writes:
+                message = come.pop(view, -1)
+                if message >= 0:  # a reduction reads it once, and nothing else of the instruction
+                    is_alone = view in reads and near_reads[view] == 1 and view not in near_writes
+                    if is_alone and isinstance(instructions[index], Combine):
+                        read[view] = index, reads.index(view), message
+                elif view in read:
+                    loan = read.pop(view)
+                    if view in writes and not near_reads[view]:
+                        ended.append(loan)
+    lent: dict[int, dict[int, int]] = {}
+    for reader, place, message in sorted([*ended, *read.values()]):
+        lent.setdefault(reader, {})[place] = message
     return lent
 
 
-def _only_reader(
-    instructions: Sequence[Instruction],
-    regions: Sequence[Region],
-    wait: tuple[int, int],
-    view: int,
-    first: int,
-) -> tuple[int, int] | None:
-    """The reduction that alone reads a view after a wait, and the view's place in its sources.
-
-    ``wait`` has the index of the wait, and the end of its wave; ``first`` is the first message that
-    the wave posts.
-    """
-    reader: tuple[int, int] | None = None
-    for index in range(wait[0] + 1, len(instructions)):
-        reads: tuple[int, ...]
-        match instructions[index]:
-            case Post(receives=receives, sends=sends):
-                if reader is None and sends:
-                    return None
-                reads, writes = tuple(v for _, v, _ in sends), [v for _, v, _ in receives]
-            case Wait(message=message, is_receive=is_receive):
-                is_late = index >= wait[1] if is_receive else message >= first
-                if reader is None and is_late:
-                    return None
-                continue
-            case Move(into=into, source=source):
-                reads, writes = (source,), [into]
-            case Combine(into=into, sources=sources):
-                reads, writes = sources, [into]
-                others = [v for v in sources if v != view]
-                if reader is None and len(others) == len(sources) - 1:
-                    if any(regions[v].overlaps(regions[view]) for v in (into, *others)):
-                        return None
-                    reader = index, sources.index(view)
-                    continue
-        if any(regions[v].overlaps(regions[view]) for v in reads):
-            return None
-        if any(regions[v].overlaps(regions[view]) for v in writes):
-            return reader if view in writes else None
-    return reader
+def _touched_views(regions: Sequence[Region], views: Container[int]) -> dict[int, list[int]]:
+    """From each region where a message may be read just once to those of ``views`` it overlaps."""
+    touched: dict[int, list[int]] = {}
+    before: list[int] = []  # that may overlap what follows
+    numbers = [number for number, region in enumerate(regions) if region.space in _RECEIVED]
+    for number in sorted(numbers, key=lambda number: regions[number]):
+        region = regions[number]
+        before = [
+            other
+            for other in before
+            if regions[other][:2] == region[:2]
+            and regions[other].offset + regions[other].numel > region.offset
+        ]
+        touched[number] = [number] if number in views else []
+        for other in before:
+            if regions[other].overlaps(region):
+                touched[number] += [other] if other in views else []
+                touched[other] += [number] if number in views else []
+        before.append(number)
+    return touched

@@ -277,6 +277,7 @@ class Operation:
     ) -> None:
         self.file = file
         self.request, self.stage, self.device, self.results = request, stage, device, results
+        self.written = stage.written
         self.inference, self.has_streams = inference, has_streams(device)
         self.name = request.collective
         self.is_short = is_short
@@ -442,6 +443,7 @@ class Turn:
     plan = True  # nothing has to be resolved
     signature = nbytes_sent = 0
     results: Sequence[int] = ()
+    written: Sequence[int] = ()
 
     def __init__(self, name: str, function: Callable[[], object]) -> None:
         self.name, self._function = name, function

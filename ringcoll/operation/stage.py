@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import TORCH, Engine, Reduction
@@ -76,6 +77,11 @@ class Stage:
         Bytes of all tensors together.
     one_copy
         Whether input and output are the same tensor, and one flat tensor serves as both.
+    written
+        Numbers of the tensors that get a result which they do not have yet. Other memory of the
+        call is only read.
+    counted
+        Numbers of the tensors whose version moves, so that autograd sees that they are written.
     reduction, engine
         Meaning of ``(+)``, and the engine that computes it; ``None`` if data are only moved.
     """
@@ -87,6 +93,8 @@ class Stage:
     nbytes: int
     dtype: torch.dtype
     one_copy: bool
+    written: tuple[int, ...]
+    counted: tuple[int, ...]
     reduction: Reduction | None
     engine: Engine = TORCH
 
@@ -131,7 +139,9 @@ class Stage:
             if self.one_copy and self._is_used_in_place(numbers, is_own):
                 continue
             for number, piece in self._pieces(numbers, whole):
-                flat.stores.append((self._store(piece, tensors[number], number), number))
+                if number in self.written:
+                    flat.stores.append((self._store(piece, tensors[number], number), number))
+        flat.stores.extend((increment_version, number) for number in self.counted)
         return flat
 
     def _is_used_in_place(self, numbers: tuple[int, ...], is_own: bool) -> bool:
@@ -179,7 +189,7 @@ class Stage:
     def _store(self, piece: Tensor, tensor: Tensor, number: int) -> Callable[[Tensor], object]:
         """A function that copies a result out, and leaves the tensor's version as it is.
 
-        torch's collectives leave it, too: a tensor that autograd has saved may be reduced.
+        Where torch's collectives move it, ``counted`` has the tensor.
         """
         shape, reduction = tensor.shape, self.reduction
         if reduction is not None and not reduction.shares_memory:

@@ -233,10 +233,10 @@ class ResilientGroup(OwnGroup):
     def _run(self, item: _Attempt) -> None:
         if self._failure is not None:
             raise GroupBrokenError(f"nothing can run any more: {self._failure}")
-        name, results = item.first.operation.name, item.first.results
+        name, written = item.first.operation.name, item.first.written
         rules = contract(name)
         has_same_shapes = rules.of_vector and not rules.rooted  # for every number of ranks
-        self._keep(results)
+        self._keep(written)
         has_result = False
         while True:
             if self._has_changed and not has_same_shapes:
@@ -262,19 +262,19 @@ class ResilientGroup(OwnGroup):
                     assert has_result or name == "barrier"
                     self._done = done
                     break
-                self._put_back(results)
+                self._put_back(written)
                 has_result = False
 
-    def _keep(self, results: Sequence[Tensor]) -> None:
+    def _keep(self, written: Sequence[Tensor]) -> None:
         """Keep what an operation is going to overwrite, in memory that serves all operations."""
-        for number, tensor in enumerate(results):
+        for number, tensor in enumerate(written):
             if number == len(self._kept) or self._kept[number].numel() < tensor.nbytes:
                 memory = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
                 self._kept[number : number + 1] = [memory]
             self._copy_of(tensor, number).copy_(tensor.detach())
 
-    def _put_back(self, results: Sequence[Tensor]) -> None:
-        for number, tensor in enumerate(results):
+    def _put_back(self, written: Sequence[Tensor]) -> None:
+        for number, tensor in enumerate(written):
             with torch.inference_mode(tensor.is_inference()):
                 tensor.detach().copy_(self._copy_of(tensor, number))
 

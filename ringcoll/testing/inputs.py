@@ -63,7 +63,9 @@ def _real(numel: int, rank: int, block: int, seed: int, kind: str, op: str) -> T
     numbers = torch.randn(numel, dtype=torch.float64, generator=random, device="cpu") * 8
     if kind == "special" and numel:
         strange = torch.tensor(
-            [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e-8, 1.0, -1.0], device="cpu"
+            [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e-8, 1.0, -1.0],
+            dtype=torch.float32,
+            device="cpu",
         )
         where = torch.randint(0, 3, (numel,), generator=random, device="cpu") == 0
         which = torch.randint(0, len(strange), (numel,), generator=random, device="cpu")
@@ -86,7 +88,7 @@ def values(
         random = _generator(seed, rank, block)
         # Mostly true for "and", mostly false for "or", so that both results occur.
         share = 0.9 if op in ("product", "min", "band") else 0.1
-        return torch.rand(numel, generator=random, device="cpu") < share
+        return torch.rand(numel, dtype=torch.float32, generator=random, device="cpu") < share
     if dtype.is_complex:
         parts = (_real(numel, rank, block, seed + shift, kind, op) for shift in (0, 17))
         return torch.complex(*(part.to(dtype.to_real()) for part in parts))

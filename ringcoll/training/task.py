@@ -40,6 +40,7 @@ LEARNING_RATES = {"sgd": 0.02, "adamw": 0.002}
 """The optimizers by name, each with the learning rate that is used if none is given."""
 
 _MOMENTUM = 0.9
+_DTYPE = torch.float32  # of models and data, whatever the default
 _HEADS = 4
 _TEST_SHARE = 0.2  # of the pictures, or of the text, kept for the test
 
@@ -66,7 +67,7 @@ def mlp(
     """A perceptron with ReLU between its linear layers, by default from 64 pixels to 10 digits."""
     sizes = [inputs, *[width] * (layers - 1), outputs]
     with _seeded(seed):
-        linear = [nn.Linear(before, after) for before, after in pairwise(sizes)]
+        linear = [nn.Linear(before, after, dtype=_DTYPE) for before, after in pairwise(sizes)]
     layers_and_relus = [module for layer in linear for module in (layer, nn.ReLU())]
     return nn.Sequential(*layers_and_relus[:-1])
 
@@ -110,8 +111,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_width = width // heads
         self.attention: AttentionFunction = causal_attention
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.output = nn.Linear(width, width)
+        self.query, self.key, self.value = (nn.Linear(width, width, dtype=_DTYPE) for _ in range(3))
+        self.output = nn.Linear(width, width, dtype=_DTYPE)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
@@ -128,7 +129,10 @@ class Perceptron(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.widen, self.narrow = (
+            nn.Linear(width, 4 * width, dtype=_DTYPE),
+            nn.Linear(4 * width, width, dtype=_DTYPE),
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Apply it to each token."""
@@ -141,9 +145,9 @@ class Block(nn.Module):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention_norm = nn.LayerNorm(shape.width, dtype=_DTYPE)
         self.attention = Attention(shape.width, shape.heads)
-        self.perceptron_norm = nn.LayerNorm(shape.width)
+        self.perceptron_norm = nn.LayerNorm(shape.width, dtype=_DTYPE)
         self.perceptron = Perceptron(shape.width)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -158,8 +162,8 @@ class Embedding(nn.Module):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.positions = nn.Embedding(shape.context, shape.width)
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width, dtype=_DTYPE)
+        self.positions = nn.Embedding(shape.context, shape.width, dtype=_DTYPE)
         self.places: Tensor | None = None
         for table in (self.tokens, self.positions):  # so that the tied scores are small at first
             nn.init.normal_(table.weight, std=0.02)
@@ -177,8 +181,8 @@ class Head(nn.Module):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(shape.width)
-        self.scores = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.norm = nn.LayerNorm(shape.width, dtype=_DTYPE)
+        self.scores = nn.Linear(shape.width, shape.vocabulary, bias=False, dtype=_DTYPE)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, tokens, width) to scores, (batch, tokens, vocabulary)."""

@@ -9,6 +9,7 @@ from .base import Handle as Handle
 from .base import Message as Message
 from .base import NotYetError as NotYetError
 from .base import Transport as Transport
+from .base import can_write as can_write
 from .base import extent as extent
 from .base import has_memory as has_memory
 from .base import is_dense as is_dense

@@ -44,6 +44,7 @@ from ringcoll._version import __version__
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.machine import appears, as_fields, as_json, hosts_of, place, read_all
 from ringcoll.transport import catalogue
+from ringcoll.transport.shared.memory import may_write
 
 Handle = object
 """A message on its way: `Transport.post` returns it, and `Transport.wait` takes it."""
@@ -453,7 +454,20 @@ def has_memory(tensor: Tensor) -> bool:
     return tensor.data_ptr() != 0 and tensor.untyped_storage().nbytes() >= end
 
 
-def with_memory(tensor: object, rank: int | None = None, argument: str = "tensor") -> Tensor:
+def can_write(tensor: Tensor) -> bool:
+    """Whether the first and the last element of a strided tensor can be written.
+
+    A file that is mapped for reading cannot; torch does not know. torch's own memory can.
+    """
+    if tensor.untyped_storage().resizable() or not tensor.is_cpu or not tensor.numel():
+        return True
+    begin = tensor.data_ptr()
+    return may_write(begin) and may_write(begin + extent(tensor) - 1)
+
+
+def with_memory(
+    tensor: object, rank: int | None = None, argument: str = "tensor", *, is_written: bool = False
+) -> Tensor:
     """The dense tensor in whose memory the elements of a user's tensor lie.
 
     It is the tensor itself; or, for a tensor of a class that dispatches operators, the tensor that
@@ -465,11 +479,14 @@ def with_memory(tensor: object, rank: int | None = None, argument: str = "tensor
         Argument of the user, unchecked.
     rank, argument
         Rank and name of the argument, for the error.
+    is_written
+        Whether the memory is going to be written.
 
     Raises
     ------
     ArgumentError
-        The argument is no tensor, is not dense, or has no memory.
+        The argument is no tensor, is not dense, or has no memory; or it is going to be written, and
+        its memory can only be read.
     """
 
     def refuse(message: str, expected: object, got: object) -> ArgumentError:
@@ -497,6 +514,9 @@ def with_memory(tensor: object, rank: int | None = None, argument: str = "tensor
             f"{extent(tensor)} bytes",
             f"{type(tensor).__name__} with a storage of {size} bytes",
         )
+    if is_written and not can_write(tensor):
+        expected = "memory that can be written: clone() it"
+        raise refuse("would be written", expected, "memory that can only be read, as a file's")
     return tensor
 
 

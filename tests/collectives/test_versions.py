@@ -1,6 +1,6 @@
-"""Collectives leave the version of a tensor as it is, so that autograd may have saved the tensor.
+"""The versions of tensors, by which autograd sees that a tensor it has saved is written.
 
-torch's own leave it, too, whatever the tensor's length, dtype and strides.
+They move where torch's gloo moves them, whatever the tensor's length, dtype and strides.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
+from tests.programs.versions import ROOT, moves, moves_here
 
 K = 2
 Make = Callable[[int, torch.dtype], Tensor]
@@ -25,57 +26,98 @@ PLACES: dict[str, Make] = {
 }
 
 
-def calls(
-    group: LocalGroup, new: Callable[[int], Tensor], is_async: bool
-) -> dict[str, list[Tensor]]:
-    """Make every call; return the tensors that each of them has written, in pairs with their values."""
-    written: dict[str, list[Tensor]] = {}
-
-    def call(name: str, outputs: list[Tensor], function: Callable[..., object]) -> None:
-        before = [tensor._version for tensor in outputs]
-        for _ in range(5):  # until the places of the tensors are known
-            work = function()
-            if is_async:
-                assert isinstance(work, ringcoll.Work)
-                work.wait()
-        assert [tensor._version for tensor in outputs] == before, name
-        written[name] = outputs
-
-    api: Any = ringcoll
-    options = {"group": group, "async_op": is_async}
-    two, four = [new(4), new(4)], [new(4) for _ in range(4)]
-    one, out, whole, source = new(4), new(4), new(8), new(8)
-    here = group.rank() == 0
-    call("all_reduce", [one], lambda: api.all_reduce(one, **options))
-    call("avg", [one], lambda: api.all_reduce(one, "avg", **options))
-    call("out", [out], lambda: api.all_reduce(one, out=out, **options))
-    call("coalesced", two, lambda: api.all_reduce_coalesced(two, **options))
-    call("reduce", [one], lambda: api.reduce(one, 0, **options))
-    call("broadcast", [one], lambda: api.broadcast(one, 0, **options))
-    call("all_gather", two, lambda: api.all_gather(two, one, **options))
-    call("all_gather_single", [whole], lambda: api.all_gather_single(whole, one, **options))
-    gathered = two if here else None
-    call("gather", two, lambda: api.gather(one, gathered, 0, **options))
-    call("scatter", [one], lambda: api.scatter(one, gathered, 0, **options))
-    call("reduce_scatter", [one], lambda: api.reduce_scatter(one, two, **options))
-    call("reduce_scatter_single", [one], lambda: api.reduce_scatter_single(one, source, **options))
-    call("all_to_all", four[:2], lambda: api.all_to_all(four[:2], four[2:], **options))
-    call("all_to_all_single", [whole], lambda: api.all_to_all_single(whole, source, **options))
-    prepared = api.all_reduce.plan(one, **options)
-    call("prepared", [one], prepared)
-    return written
+# The tensors of each call, and whether their versions move.
+MOVES = {
+    "all_reduce": [False],
+    "all_reduce, max": [False],
+    "reduce": [False],
+    "broadcast": [False],
+    "all_reduce_coalesced": [True, True],
+    "all_reduce_coalesced, of one": [True],
+    "all_reduce_coalesced, of long ones": [True, True],
+    "all_gather": [False, True, True],
+    "all_gather, in its place": [True, True],
+    "all_gather_coalesced": [False, True, True],
+    "all_gather_single": [False, True],
+    "gather": [False, True, True],
+    "scatter": [False, False, False],
+    "reduce_scatter": [True, False, False],
+    "reduce_scatter_single": [True, False],
+    "all_to_all": [True, True, False, False],
+    "all_to_all_single": [False, False],
+}
 
 
-@pytest.mark.slow
+def expected(rank: int) -> dict[str, list[bool]]:
+    return MOVES if rank == ROOT else MOVES | {"gather": [False] * 3}
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("place", PLACES)
-def test_no_collective_moves_a_version(place: str, is_async: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint16])
+def test_versions_move(dtype: torch.dtype, place: str, is_async: bool) -> None:
     def main(group: LocalGroup) -> None:
-        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint16):
-            if place == "negative" and dtype is torch.uint16:
-                continue
-            for scale in (1, 5000):
-                calls(group, lambda numel: PLACES[place](numel * scale, dtype), is_async)  # noqa: B023
+        for scale in (1, 5000):
+            new = lambda numel: PLACES[place](numel * scale, dtype)  # noqa: B023, E731
+            found = moves(ringcoll, group.rank(), group, new, is_async=is_async)
+            known = expected(group.rank())
+            assert found == {name: known[name] for name in found}
+
+    if place == "negative" and dtype is torch.uint16:
+        pytest.skip("torch has no such tensor")
+    run_threads(main, K)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("backend", ["gloo", "ringcoll"])
+def test_versions_move_where_those_of_torch_do(pool, backend: str) -> None:
+    for rank, tables in enumerate(pool(K, backend=backend).run(moves_here)):
+        assert len(tables) == 8 if backend == "gloo" else 4
+        known = expected(rank) | {"sparse": [True]}
+        for found in tables:
+            assert found == {name: known[name] for name in found}
+
+
+def test_versions_of_results_beside_their_inputs_move() -> None:
+    def main(group: LocalGroup) -> None:
+        for function in (ringcoll.all_reduce, ringcoll.scan):
+            for prepared in (False, True):
+                tensor, out = torch.ones(4), torch.zeros(4)
+                call = function.plan(tensor, group=group, out=out) if prepared else None
+                for run in range(5):
+                    call() if call is not None else function(tensor, group=group, out=out)
+                    assert (tensor._version, out._version) == (0, run + 1)
+
+    run_threads(main, K)
+
+
+def test_what_inference_mode_has_made_has_no_version() -> None:
+    def main(group: LocalGroup) -> list[float]:
+        with torch.inference_mode():
+            whole = torch.zeros(2)
+            for _ in range(5):
+                ringcoll.all_gather_single(whole, torch.full((1,), group.rank() + 1.0), group)
+        return whole.tolist()
+
+    assert run_threads(main, K) == [[1.0, 2.0]] * K
+
+
+@pytest.mark.parametrize("numel", [2, 30_000])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_gathered_over_a_tensor_that_backward_needs_is_an_error(
+    numel: int, is_async: bool
+) -> None:
+    """As with torch's gloo; the gradient would be that of other values."""
+
+    def main(group: LocalGroup) -> None:
+        weight = torch.ones(K * numel, requires_grad=True)
+        saved = torch.ones(K * numel)
+        loss = (weight * saved).sum()
+        work = ringcoll.all_gather_single(saved, torch.full((numel,), 5.0), group, is_async)
+        if work is not None:
+            work.wait()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
     run_threads(main, K)
 
@@ -107,9 +149,8 @@ def test_a_parameter_is_reduced_between_forward_and_backward(
 def test_sparse_sums_and_messages() -> None:
     def main(group: LocalGroup) -> list[float]:
         sparse = torch.eye(3).to_sparse()
-        before = sparse._version
         ringcoll.all_reduce(sparse, group=group)
-        assert sparse._version == before
+        assert sparse._version == 1
         arrived, peer = torch.zeros(3), 1 - group.rank()
         works = [
             group.irecv(arrived, peer),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
-from ringcoll.operation import Combine, Move, Post, Region, Space, Wait
+from ringcoll.algorithms import find
+from ringcoll.operation import Combine, Layout, Move, Post, Region, Space, Wait, compile_plan
 from ringcoll.operation.instructions import Instruction, loans
 
 PEER, NUMEL = 1, 10
@@ -146,3 +148,35 @@ def test_a_message_that_a_single_reduction_reads_is_lent(name: str) -> None:
 @pytest.mark.parametrize("name", NOT_LENT)
 def test_a_message_is_not_lent_if(name: str) -> None:
     assert lent(NOT_LENT[name]) == {}
+
+
+class Counted(list[Any]):
+    """A list that counts how often an item is taken from it."""
+
+    taken = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        items = super().__getitem__(index)
+        self.taken += len(items) if isinstance(index, slice) else 1
+        return items
+
+    def __iter__(self) -> Iterator[Any]:
+        self.taken += len(self)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    "collective, algorithm, world_size, rank",
+    [("all_reduce", "ring", 4, 1), ("reduce", "binomial_tree", 2, 0)],
+)
+def test_the_work_grows_with_the_number_of_instructions(
+    collective: str, algorithm: str, world_size: int, rank: int
+) -> None:
+    """Long operations have thousands of slices: nobody looks through all of them for each."""
+    schedule = find(collective, algorithm).schedule(world_size)
+    for segments in (64, 512):
+        plan = compile_plan(schedule, rank, Layout(((0, 1 << 20),), in_place=True), segments)
+        instructions, regions = Counted(plan.instructions), Counted(plan.regions)
+        assert loans(instructions, regions, plan.waves)
+        assert instructions.taken <= 10 * len(instructions)
+        assert regions.taken <= 50 * len(regions)

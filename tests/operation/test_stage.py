@@ -37,6 +37,8 @@ def stage(*tensors: Tensor, outputs: Any = ((1,),), **more: Any) -> Stage:
         "nbytes": sum(tensor.nbytes for tensor in tensors),
         "dtype": tensors[0].dtype,
         "one_copy": False,
+        "written": tuple(number for numbers in outputs for number in numbers),
+        "counted": (),
         "reduction": None,
     }
     return Stage(**(values | more))

@@ -1,4 +1,4 @@
-"""What the library does while torch makes new tensors on a device where nothing can be computed."""
+"""What the library does under another default device, where nothing can be computed, or dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 import ringcoll
 from ringcoll.training import make_trainer, usual_task
 
-__all__ = ["called", "trained"]
+__all__ = ["called", "trained", "trained_in"]
 
 
 def _under(device: str | None, function: Callable[[], Any]) -> Any:
@@ -27,6 +27,16 @@ def _under(device: str | None, function: Callable[[], Any]) -> Any:
 def trained(device: str | None, names: list[str]) -> dict[str, list[float]]:
     """Losses of some steps of each trainer."""
     return {name: _under(device, partial(_losses, name)) for name in names}
+
+
+def trained_in(dtype: torch.dtype, name: str) -> list[float]:
+    """Losses of some steps of a trainer under a default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return _losses(name)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _losses(name: str) -> list[float]:

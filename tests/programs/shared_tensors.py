@@ -25,6 +25,13 @@ from tests.programs.transports import LIMIT_S, transport_of_all
 _MOST = SHORT // 4 * 3  # elements; two thirds of all messages are long
 
 
+def _of_many(numel: int) -> torch.Tensor:
+    """Memory in a file that many tensors share."""
+    tensor = torch.empty(numel)
+    shared_tensors.move([tensor.untyped_storage()], of_many=True)
+    return tensor
+
+
 def _memory(random: Random, held: list[torch.Tensor], numel: int) -> torch.Tensor:
     """So many elements, somewhere in memory that is held, or made now, in one way or another."""
     while len(held) > 3 or (held and random.random() < 0.3):
@@ -33,7 +40,7 @@ def _memory(random: Random, held: list[torch.Tensor], numel: int) -> torch.Tenso
     if not fitting or random.random() < 0.5:
         size = random.randrange(numel, _MOST + 1)
         make = random.choice(
-            (torch.empty, ringcoll.empty_shared, lambda n: ringcoll.share(torch.empty(n)))
+            (torch.empty, ringcoll.empty_shared, _of_many, lambda n: ringcoll.share(torch.empty(n)))
         )
         held.append(make(size))
         fitting.append(held[-1])

@@ -1,4 +1,4 @@
-"""``torch.set_default_device`` changes nothing: the library names the device of all that it makes."""
+"""torch's default device and dtype change nothing: the library names those of all that it makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import ringcoll
-from ringcoll import testing, training
+from ringcoll import LocalGroup, run_threads, testing, training
+from ringcoll.training import ShardedAdamW
 from tests.programs import default_device
 
 PACKAGE = Path(ringcoll.__file__).parent
@@ -70,3 +71,36 @@ def test_training_is_the_same_under_any_default_device(name: str):
     usual = testing.ranks(2).run(default_device.trained, None, [name])
     assert testing.ranks(2).run(default_device.trained, "meta", [name]) == usual
     assert all(torch.tensor(found[name], device="cpu").isfinite().all() for found in usual)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", TRAINERS)
+def test_training_is_the_same_under_any_default_dtype(name: str):
+    usual = testing.ranks(2).run(default_device.trained_in, torch.float32, name)
+    for dtype in (torch.bfloat16, torch.float64):
+        assert testing.ranks(2).run(default_device.trained_in, dtype, name) == usual
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_optimizer_that_goes_on_counts_its_steps(stage: int, dtype: torch.dtype):
+    """16 bits have no 257 (bfloat16), or no 2049 (float16)."""
+
+    def main(group: LocalGroup) -> list[int]:
+        model = torch.nn.Linear(3, 2, bias=False, dtype=torch.float32)
+        optimizer = ShardedAdamW(model, group, stage=stage)
+        counts = []
+        for before in (0, 256, 2048, 1 << 24):
+            optimizer.load_state_dict(optimizer.state_dict() | {"step": before})
+            for _ in range(3):
+                model(torch.ones(1, 3, dtype=torch.float32)).sum().backward()
+                optimizer.step()
+            counts.append(optimizer.state_dict()["step"] - before)
+        return counts
+
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert run_threads(main, 2) == [[3] * 4] * 2
+    finally:
+        torch.set_default_dtype(usual)

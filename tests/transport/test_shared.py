@@ -9,6 +9,7 @@ import time
 from collections import deque
 
 import pytest
+import torch
 
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import RankError, Ranks
@@ -16,8 +17,9 @@ from ringcoll.transport import SharedMemory, catalogue
 from ringcoll.transport.shared import memory as shared_memory
 from ringcoll.transport.shared import transport as shared
 from ringcoll.transport.shared.channel import PeerChannel, RingReceive
-from ringcoll.transport.shared.memory import PIECES, SharedLayout, identity, read_process
+from ringcoll.transport.shared.memory import PIECES, SharedLayout, identity, may_write, read_process
 from tests.programs import shared_memory as program
+from tests.programs.read_only import read_only
 
 
 @pytest.mark.processes
@@ -247,3 +249,12 @@ def test_a_message_that_came_early_as_a_place_is_read_there(lent: bool):
     assert (receive.number, receive.address, receive.done) == (5, 4096, lent)
     assert list(channel.unread) == ([] if lent else [receive])
     assert bytes(memory) == b"------"
+
+
+def test_to_ask_whether_memory_can_be_written_changes_nothing() -> None:
+    words = torch.arange(-3, 3, dtype=torch.int32)
+    for index, value in enumerate(words.tolist()):
+        assert may_write(words[index:].data_ptr() + index % 4)
+        assert words[index] == value
+    assert not may_write(read_only(words).data_ptr())
+    assert not may_write(4096)  # nothing is there

@@ -202,6 +202,57 @@ class TestShare:
         loss.backward()
         assert model[0].weight.grad.shape == (100, 100)
 
+    def test_a_module_of_many_tensors_takes_one_file(self):
+        layers = [torch.nn.Linear(100, 100, bias=False) for _ in range(300)]
+        for number, layer in enumerate(layers):
+            torch.nn.init.constant_(layer.weight, number)
+        views = [layer.weight.detach()[1:, 2] for layer in layers]
+        before, files = regions_now(), len([*Path("/proc/self/fd").iterdir()])
+        ringcoll.share(torch.nn.Sequential(*layers))
+        assert len([*Path("/proc/self/fd").iterdir()]) == files + 1
+        found = [region(layer.weight) for layer in layers]
+        assert len({*found}) == 1
+        assert len({layer.weight.data_ptr() for layer in layers}) == len(layers)
+        for number, (layer, view) in enumerate(zip(layers, views, strict=True)):
+            layer.weight.data[5] = -1
+            assert layer.weight.sum() == 9900 * number - 100
+            assert view.tolist() == [*[number] * 4, -1, *[number] * 94]
+        ringcoll.share(torch.nn.Sequential(*layers[:2]))  # they are there
+        assert found[0] is not None
+        descriptor = found[0].descriptor
+        del view, views, layer, layers[1:]
+        assert layers[0].weight.sum() == -100
+        del layers
+        assert regions_now() is not before
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+    def test_after_a_fork_no_process_takes_memory_of_the_same_file(self):
+        pairs = [[torch.nn.Linear(100, 100, bias=False) for _ in range(2)] for _ in range(3)]
+        descriptors = []
+        for number, pair in enumerate(pairs):
+            if number == 2:
+                shared_tensors._count_fork()  # as the hook of a fork does, for both processes
+            ringcoll.share(torch.nn.Sequential(*pair))
+            found = region(pair[0].weight)
+            assert found is not None
+            descriptors.append(found.descriptor)
+        assert descriptors[0] == descriptors[1] != descriptors[2]
+
+    def test_a_quarter_of_the_files_may_be_such_memory(self, monkeypatch: pytest.MonkeyPatch):
+        held = [ringcoll.empty_shared(1) for _ in range(5)]
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (4 * len(held), 1 << 20))
+        text = r"5 of the 20 files that this process may open .* `ulimit -n`"
+        makes: list[Any] = [
+            lambda: ringcoll.empty_shared(1),
+            lambda: ringcoll.share(torch.zeros(10_000)),
+            lambda: ringcoll.share(torch.nn.Linear(100, 100).requires_grad_()),
+        ]
+        for make in makes:
+            with pytest.raises(SharingError, match=text):
+                make()
+        ringcoll.share(torch.zeros(10_000).share_memory_())  # torch has opened it already
+
     def test_tied_parameters_stay_tied(self):
         one, two = torch.nn.Linear(100, 100), torch.nn.Linear(100, 100)
         two.weight = one.weight

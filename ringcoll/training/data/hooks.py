@@ -330,7 +330,11 @@ class PowerSGD(Compressor):
         if self._q is not None and bool(self._q.any(0).all()):
             return self._q
         fresh = torch.randn(
-            matrix.shape[1], self.rank, generator=self._random, device=self._random.device
+            matrix.shape[1],
+            self.rank,
+            dtype=torch.float32,
+            generator=self._random,
+            device=self._random.device,
         ).to(matrix)
         return fresh if self._q is None else self._q.where(self._q.any(0), fresh)
 

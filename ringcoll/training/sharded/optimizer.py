@@ -273,7 +273,7 @@ class ShardedAdamW(ShardedBuckets):
         for bucket in self._buckets:
             bucket.wait_for_gather()
             bucket.master.copy_(bucket.own_shard(state["parameters"]))
-            step = torch.tensor(float(state["step"]), device="cpu")
+            step = torch.tensor(state["step"], dtype=torch.float64, device="cpu")
             own = {moment: bucket.own_shard(state[moment]) for moment in _MOMENTS}
             self.adamw.state[bucket.master] = {"step": step} | own
             bucket.publish()

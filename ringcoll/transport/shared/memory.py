@@ -24,10 +24,12 @@ the memory (`ringcoll.transport.shared.channel` says how messages travel in it):
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import mmap
 import os
 import platform
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -58,8 +60,11 @@ also for room in a ring, or the end of a send."""
 OPEN, BROKEN, CLOSED = 0, 1, 2
 """States of a rank's end of the group."""
 
-_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)  # number of the system call
-_WAIT, _WAKE = 0, 1
+_FUTEX = -1  # number of the system call
+if sys.platform == "linux":
+    _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
+_WAIT, _WAKE, _WAKE_OP, _PRIVATE = 0, 1, 5, 128
+_ADD = 1 << 28  # of FUTEX_WAKE_OP: add a number, which is 0, to the second word
 _NAME = "ringcoll"  # of the memory, in /proc
 _LINK = Path(f"/memfd:{_NAME} (deleted)")
 _EVERYONE = 0x7FFFFFFF
@@ -72,6 +77,7 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), c
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _fence: Any = threading.RLock()  # its `_is_owned` has no type
+_nobody = ctypes.byref(ctypes.c_uint32())  # a word on which nobody sleeps
 
 
 class _Time(ctypes.Structure):
@@ -115,6 +121,20 @@ def futex_wait(address: int, seen: int, limit_s: float) -> None:
 def futex_wake(address: int) -> None:
     """Wake all that sleep on a word."""
     _futex(_FUTEX, address, _WAKE, _EVERYONE, None, None, 0)
+
+
+def may_write(address: int) -> bool:
+    """Whether this process may write to an address; nothing changes there.
+
+    The kernel is asked to add 0 to the word, as it does when it wakes those who sleep on another
+    word (``FUTEX_WAKE_OP``), and nobody sleeps there. Where the kernel cannot be asked, the answer
+    is yes.
+    """
+    if _FUTEX < 0:
+        return True
+    word = address & ~3
+    done = _libc.syscall(_FUTEX, _nobody, _WAKE_OP | _PRIVATE, 0, None, ctypes.c_void_p(word), _ADD)
+    return done >= 0 or ctypes.get_errno() != errno.EFAULT
 
 
 @functools.lru_cache(maxsize=16)

@@ -15,6 +15,8 @@ its peer both, and the place; the peer maps the region once, and reads there.
 - What peers have mapped stays readable whatever its owner does: to read it never ends a process.
 - torch's ``share_memory_`` moves a storage under all of its views; it takes memory of ``/dev/shm``.
   Regions of `empty_shared` have no name, and need none of ``/dev/shm``.
+- A region is an open file. Many storages that move share one, the *segment*: those of a module, and
+  those that the library moves by itself. Three quarters of the files are left to others.
 """
 
 from __future__ import annotations
@@ -115,6 +117,13 @@ class _Regions:
         is_inside = address + nbytes <= region.start + region.nbytes
         return region if is_inside and region.is_here() else None
 
+    def check_files(self) -> None:
+        """Raise ``OSError`` if this process should open no further file for memory."""
+        limit, num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(self.known)
+        if 4 * num_files >= limit:
+            reason = f"{num_files} of the {limit} files that this process may open are such memory"
+            raise OSError(errno.EMFILE, f"{reason}: `ulimit -n` raises the limit")
+
 
 _regions = _Regions()
 region_of = _regions.find
@@ -206,27 +215,30 @@ def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
         free = free_bytes()
         if shape.nbytes > free:  # the kernel would end a process, perhaps this one
             raise OSError(errno.ENOMEM, f"only {free} bytes are free")
-        memory, descriptor = SharedMemory.create(shape.nbytes, shape.nbytes)
+        memory = _create(shape.nbytes, shape.nbytes)[0]
     except (OSError, AttributeError) as error:
         raise SharingError(
             f"{shape.nbytes} bytes of memory cannot be shared: {error}; use torch.empty"
         ) from error
+    flat = torch.frombuffer(memory.data, dtype=shape.dtype, count=shape.numel())
+    return flat.view(shape.shape)
+
+
+def _create(nbytes: int, taken: int) -> tuple[SharedMemory, int]:
+    """Make a region; its first bytes ``taken`` are allocated. Return its memory and descriptor."""
+    _regions.check_files()
+    memory, descriptor = SharedMemory.create(nbytes, taken)
     try:
         _regions.add(SharedRegion(memory.address, descriptor), memory.data.obj)
     except BaseException:
         os.close(descriptor)
         raise
-    flat = torch.frombuffer(memory.data, dtype=shape.dtype, count=shape.numel())
-    return flat.view(shape.shape)
+    return memory, descriptor
 
 
 def lasting_zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a flat tensor that lives long and is sent often; in shared memory if that is possible.
-
-    Of the files that the process may open, three quarters are left to others.
-    """
-    is_worth_it = device.type == "cpu" and numel * dtype.itemsize >= _LEAST
-    if is_worth_it and 4 * len(_regions.known) < resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+    """Make a flat tensor that lives long and is sent often; in shared memory if possible."""
+    if device.type == "cpu" and numel * dtype.itemsize >= _LEAST:
         with contextlib.suppress(SharingError):
             return empty_shared(numel, dtype=dtype)
     return torch.zeros(numel, dtype=dtype, device=device)
@@ -295,15 +307,49 @@ def _movable(tensor: object) -> torch.UntypedStorage:
     return storage
 
 
-def move(storages: Iterable[torch.UntypedStorage]) -> None:
-    """Move storages to memory that other processes can map."""
+_SEGMENT, _ALIGNMENT = 64 << 20, 64  # bytes; only what is used of a segment takes memory
+# Segments with room, each a weak reference to its memory, descriptor, bytes in use, and number of
+# forks: a process that is forked off must not take the same memory. Who uses one takes it out.
+_segments: list[tuple[weakref.ref[Any], int, int, int]] = []
+
+
+def _move_to_segment(storage: torch.UntypedStorage, expected_nbytes: int) -> None:
+    """Move a storage to a segment, a new one if need be, with room for all that is expected."""
+    nbytes, used, whole = storage.nbytes(), 0, None
+    with contextlib.suppress(IndexError):
+        known, descriptor, used, num_forks = _segments.pop()
+        whole = known() if num_forks == _num_forks else None
+    if whole is None or used + nbytes > len(whole):
+        memory, descriptor = _create(max(expected_nbytes, _SEGMENT), nbytes)
+        whole, used = memory.data.obj, 0
+    else:
+        os.posix_fallocate(descriptor, used, nbytes)
+    there = torch.frombuffer(whole, dtype=torch.uint8, count=nbytes, offset=used).untyped_storage()
+    end = used + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    _segments.append((weakref.ref(whole), descriptor, end, _num_forks))
+    there.copy_(storage)
+    storage._swap_data_ptr_(there)  # type: ignore[attr-defined]  # under all views of it
+
+
+def move(storages: Iterable[torch.UntypedStorage], *, of_many: bool) -> None:
+    """Move storages to memory that other processes can map.
+
+    If they are ``of_many``, they lie in a segment, and torch does not know that it is shared.
+    """
     storages = list(storages)
-    nbytes = sum(storage.nbytes() for storage in storages if not storage.is_shared())
+    moving = [storage for storage in storages if not storage.is_shared()]
+    nbytes = sum(storage.nbytes() for storage in moving)
+    limits = {"memory": free_bytes()} | ({} if of_many else {_SHM: shutil.disk_usage(_SHM).free})
     try:
-        for where, free in ((_SHM, shutil.disk_usage(_SHM).free), ("memory", free_bytes())):
+        for where, free in limits.items():
             if nbytes > free:  # before anything moves
                 raise OSError(f"{nbytes} bytes of {where} are needed, {free} are free")
         for storage in storages:
+            if of_many and not storage.is_shared():
+                _move_to_segment(storage, nbytes + _ALIGNMENT * len(moving))
+                continue
+            if not storage.is_shared():
+                _regions.check_files()
             descriptor, _ = storage._share_fd_cpu_()
             _regions.add(SharedRegion(storage.data_ptr(), descriptor, storage), storage)
     except (OSError, RuntimeError) as error:
