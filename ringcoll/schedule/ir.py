@@ -73,13 +73,13 @@ class Ref(NamedTuple):
 
     def __repr__(self) -> str:
         if self.buffer is Buffer.SCRATCH:
-            return f"tmp({self.slot}, {self.chunk})"
-        return f"{'inp' if self.buffer is Buffer.INPUT else 'out'}({self.chunk})"
+            return f"tmp({self.slot!r}, {self.chunk!r})"
+        return f"{'inp' if self.buffer is Buffer.INPUT else 'out'}({self.chunk!r})"
 
 
 def _remembered(make: Callable[_Numbers, Ref]) -> Callable[_Numbers, Ref]:
-    """Make each reference once."""
-    known = lru_cache(maxsize=1 << 16)(make)
+    """Make each reference once; ``True`` and 1.0 are other numbers than 1."""
+    known = lru_cache(maxsize=1 << 16, typed=True)(make)
 
     @wraps(make)
     def reference(*numbers: _Numbers.args, **named: _Numbers.kwargs) -> Ref:
