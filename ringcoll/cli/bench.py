@@ -36,7 +36,7 @@ from ringcoll.bench import (
 from ringcoll.bench import peers as asked
 from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
-from ringcoll.cli.output import print_csv, print_json
+from ringcoll.cli.output import echo, print_csv, print_json
 from ringcoll.launch import adopt_ranks
 from ringcoll.machine import json_text, replace_file
 from ringcoll.reduction import OPERATORS
@@ -209,7 +209,7 @@ def bench(
         if file is not None:
             replace_file(file, json_text(everything, indent=2) + "\n")
             if not (as_json or as_csv):
-                click.echo(f"# Writing JSON output to {file}")
+                echo(f"# Writing JSON output to {file}")
     if failed(results):
         ctx.exit(1)
 
@@ -246,7 +246,7 @@ class _Printer:
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        click.echo(line)
+        echo(line)
 
 
 # --- the table --------------------------------------------------------------------------

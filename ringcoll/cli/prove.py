@@ -16,6 +16,7 @@ from ringcoll.cli import options
 from ringcoll.cli.app import command
 from ringcoll.cli.output import (
     amount,
+    echo,
     grouped,
     print_json,
     print_table,
@@ -342,8 +343,8 @@ def _print(outcomes: Sequence[_Outcome]) -> None:
     ordered = sorted(outcomes, key=lambda outcome: list(CONTRACTS).index(outcome.collective))
     print_table(_COLUMNS, grouped(map(_row, ordered), apart=False), left=3)
     for line in _remarks(outcomes):
-        click.echo()
-        (click.echo if "\n" in line else print_text)(line)  # a grid is not wrapped
+        echo()
+        (echo if "\n" in line else print_text)(line)  # a grid is not wrapped
 
 
 def _row(outcome: _Outcome) -> tuple[str, ...]:
@@ -430,12 +431,12 @@ def order(chunk: int | None, numel: int | None, as_json: bool, **asked: Any) -> 
         ]
         print_json(header(schedule) | facts | {"sums": rows})
         return
-    click.echo(title)
+    echo(title)
     if not proof.same_everywhere:
-        click.echo("The order differs between ranks; this is the order on one of them.")
+        echo("The order differs between ranks; this is the order on one of them.")
     for order, chunks in sums.items():
         place = f"chunk{'s' * (len(chunks) > 1)} {as_runs(chunks)}"
-        click.echo(f"{place}{_elements_in_words(runs[order])}: {infix(order)}")
+        echo(f"{place}{_elements_in_words(runs[order])}: {infix(order)}")
 
 
 def _runs(ranges: Iterable[range]) -> list[tuple[int, int]]:

@@ -45,11 +45,15 @@ _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Write a value as JSON that every program reads: numbers that are not finite are ``null``."""
+    """Write a value as JSON that every program reads: numbers that are not finite are ``null``.
+
+    All is ASCII, and for print.
+    """
     try:
-        return json.dumps(value, allow_nan=False, **options)
+        text = json.dumps(value, allow_nan=False, **options)
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, **options)
+        text = json.dumps(_finite(value), allow_nan=False, **options)
+    return text.replace("\x7f", "\\u007f")
 
 
 def _finite(value: Any) -> Any:

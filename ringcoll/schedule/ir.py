@@ -37,7 +37,7 @@ from fractions import Fraction
 from functools import lru_cache, wraps
 from typing import ClassVar, NamedTuple, ParamSpec, Self
 
-from ringcoll.errors import ScheduleError
+from ringcoll.errors import ScheduleError, printable
 from ringcoll.schedule.contracts import CONTRACTS, contract
 
 _Numbers = ParamSpec("_Numbers")
@@ -332,7 +332,8 @@ class Shown:
 class Written(Shown):
     """The programs of all ranks as they are written: what a `Schedule` begins with.
 
-    Parameters are those of `ringcoll.schedule.schedule.Schedule`.
+    Parameters are those of `ringcoll.schedule.schedule.Schedule`. The name of the algorithm, which
+    may come from a file, is made `printable`.
     """
 
     collective: str
@@ -345,6 +346,7 @@ class Written(Shown):
     stated_cost: tuple[int, Fraction, Fraction] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "algorithm", printable(self.algorithm))
         if self.world_size < 1:
             raise ScheduleError(f"world_size must be at least 1, got {self.world_size}")
         if not 0 <= self.root < self.world_size:

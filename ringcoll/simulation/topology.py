@@ -15,7 +15,7 @@ from functools import cached_property
 from math import isfinite
 from typing import Any, TypedDict
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, printable
 from ringcoll.schedule import LARGEST_WORLD
 
 Node = int | str
@@ -74,7 +74,7 @@ class Link:
     @property
     def name(self) -> str:
         """The link in words, such as ``0 -> leaf 0``."""
-        return f"{self.source} -> {self.target}"
+        return printable(f"{self.source} -> {self.target}")
 
     @property
     def back(self) -> Link:
@@ -155,6 +155,8 @@ class Topology:
 
     def __post_init__(self) -> None:
         checked("world_size", self.world_size, positive=True, whole=True, most=LARGEST_WORLD)
+        for name in ("name", "source"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
         for name in ("alpha_s", "overhead_s", "gamma_s_per_byte"):
             checked(name, getattr(self, name))
         if self.memory_nbytes is not None:
