@@ -302,7 +302,8 @@ def _prove_schedule(schedule: Schedule) -> _Outcome:
     outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
     start = time.perf_counter()
     try:
-        outcome.findings = findings_at(prove(schedule))
+        with progress(1, f"proving {schedule.algorithm}"):
+            outcome.findings = findings_at(prove(schedule))
         outcome.proved.append(schedule.world_size)
     except ScheduleError as error:
         outcome.wrong_at, outcome.error = schedule.world_size, error

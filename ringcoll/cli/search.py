@@ -219,7 +219,7 @@ def fit_command(
         from ringcoll.machine import read_fit, write_fit  # they import torch
 
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        content = read_fit(file) if file.exists() else None
+        content = read_fit(file) if file.is_file() else None
         for fitted in better:
             content = fitted.fitted(date, content)
         assert content is not None

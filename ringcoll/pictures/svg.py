@@ -324,6 +324,8 @@ def network_layout(
         for other in beside[node] - depths.keys():
             depths[other] = depths[node] + 1
             waiting.append(other)
+    unreached = max(depths.values()) + 1  # switches that no link joins to a rank
+    depths |= {node: unreached for node in switches if node not in depths}
 
     def first_switch(rank: int) -> int:
         own = (switches.index(node) for node in beside[rank] if isinstance(node, str))
