@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from traceback import walk_tb
@@ -158,6 +159,19 @@ class _Commands(click.Group):
         module = import_module(f"ringcoll.cli.{_MODULES.get(cmd_name, cmd_name)}")
         commands = (value for value in vars(module).values() if isinstance(value, click.Command))
         return next(command for command in commands if command.name == cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        close = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if not close:
+                raise
+            raise click.UsageError(
+                f"No such command {args[0]!r}; did you mean {close[0]!r}?", ctx
+            ) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))

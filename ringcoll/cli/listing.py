@@ -233,14 +233,14 @@ _FORMATS = {
     "export",
     examples="""
         ringcoll export ring -k 8 --format msccl -o ring.xml
-        ringcoll export ring -c all_gather -k 4 --format mscclpp
+        ringcoll export ring all_gather -k 4 --format mscclpp
         ringcoll export swing -k 16 --format goal -b 1M -o swing.goal
         ringcoll export tree -k 8 --format chakra -b 1M -o tree
         ringcoll export star.py:star -k 4 --format text
     """,
     terms={"Formats": _FORMATS},
 )
-@options.schedule_options(options.collective_option("The collective."))
+@options.schedule_options
 @click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="msccl",
               show_default=True, help="The format, as below.")  # fmt: skip
 @options.file_option("-o", "--output", "file",
@@ -263,7 +263,7 @@ def export(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Write ALGORITHM for COLLECTIVE in the format of another system.
+    """Write ALGORITHM for COLLECTIVE (all_reduce) in the format of another system.
 
     ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a file
     of a schedule. The schedule is proved first. What msccl, mscclpp and text write is read again

@@ -177,7 +177,7 @@ def _node(text: str) -> int | str:
     terms=NETWORKS,
 )
 @options.algorithm_argument
-@options.usual_collective
+@options.collective_after_algorithm
 @network_ranks_option
 @network_options
 @options.bytes_option("--size")

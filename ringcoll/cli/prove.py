@@ -389,12 +389,12 @@ def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:
     "order",
     examples="""
         ringcoll order ring -k 5 --size 1000
-        ringcoll order tree -c reduce -k 8 --root 3
+        ringcoll order tree reduce -k 8 --root 3
         ringcoll order ring -k 64 --chunk 63
         ringcoll order star.py:star --json
     """,
 )
-@options.schedule_options(options.collective_option("A collective that reduces."))
+@options.schedule_options
 @click.option("--chunk", type=click.IntRange(min=0), help="Only this chunk.")
 @click.option(
     "--size", "numel", type=click.IntRange(0, 10**18), metavar="ELEMENTS",
@@ -402,10 +402,10 @@ def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:
 )  # fmt: skip
 @options.json_option
 def order(chunk: int | None, numel: int | None, as_json: bool, **asked: Any) -> None:
-    """Print in which order ALGORITHM sums each element; xr is the element of rank r.
+    """Print in which order ALGORITHM sums each element for COLLECTIVE (all_reduce).
 
     ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a
-    file of a schedule.
+    file of a schedule. In a sum, xr is the element of rank r.
 
     A sum of floats depends on its order. The order is proved on the schedule, and the same
     in every call: it does not depend on the transport, on segments, or on the time at

@@ -75,7 +75,7 @@ _LEGEND = {
         ringcoll show cluster.txt -o cluster.svg
     """
 )
-@options.schedule_options(options.usual_collective)
+@options.schedule_options
 @click.option("--primitives", "as_primitives", is_flag=True,
               help="Print the program of one rank in NCCL's vocabulary.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(min=0), help="The rank for --primitives; 0.")
