@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from ringcoll.errors import RulesError, ScheduleError, TooLargeError
-from ringcoll.machine.files import rules_in
+from ringcoll.machine import rules_in
 from ringcoll.schedule import Schedule
 from ringcoll.search import fit, synthesize
 from ringcoll.simulation import crossbar
