@@ -44,6 +44,20 @@ NESTED = (
 """The end of the message of a `NestedCallError`."""
 
 
+def printable(text: str) -> str:
+    r"""The text, with an escape such as ``\x1b`` for every character that is not for print.
+
+    A name in a file may come from anyone: such characters clear a terminal, turn the direction of
+    writing, forge a line, or are no XML.
+
+    >>> printable("ring\x1b[2J")
+    'ring\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
 class RingcollError(Exception):
     """Base class of every error raised by ringcoll."""
 

@@ -91,7 +91,7 @@ ONLY = {
     "*.savefig": {"bench/plot"},
     "open(write)": {"cli/listing"},
     "tempfile": {"watch/notices"},
-    "os.O_WRONLY": {"machine/facts"},  # of /proc/self
+    "os.O_WRONLY": {"machine/facts", "machine/files"},  # of /proc/self; of pipes
     "os.O_RDWR": {"transport/shared/memory"},
     # what reads text that was written elsewhere
     "json.load*": {

@@ -24,7 +24,12 @@ from functools import lru_cache, update_wrapper
 from inspect import getdoc, getmodule
 from typing import Any, cast
 
-from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
+from ringcoll.errors import (
+    ScheduleError,
+    UnknownAlgorithmError,
+    UnsupportedWorldSizeError,
+    printable,
+)
 from ringcoll.schedule import (
     CONTRACTS,
     LARGEST_WORLD,
@@ -431,6 +436,7 @@ def register_schedule(schedule: Schedule, name: str, origin: str = "a search") -
 
 def entry_of_schedule(schedule: Schedule, origin: str) -> Algorithm:
     """A schedule as an entry like those of the registry."""
+    origin = printable(origin)
 
     def program(rank: int, world_size: int, root: int = 0) -> Program:
         if root != schedule.root:

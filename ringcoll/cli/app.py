@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from traceback import walk_tb
@@ -22,7 +23,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ringcoll._version import __version__
-from ringcoll.errors import RingcollError
+from ringcoll.errors import RingcollError, printable
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended; shells use the same number."""
@@ -136,6 +137,16 @@ class _CannotDoError(click.ClickException):
     exit_code = 2
 
 
+@contextmanager
+def _for_print() -> Iterator[None]:
+    """Let an error say what the user, or a file, has said in characters that are for print."""
+    try:
+        yield
+    except click.ClickException as error:
+        vars(error)["message"] = "\n".join(map(printable, error.message.split("\n")))
+        raise
+
+
 class _Commands(click.Group):
     """A group that imports the module of a command when the command is called."""
 
@@ -148,6 +159,19 @@ class _Commands(click.Group):
         module = import_module(f"ringcoll.cli.{_MODULES.get(cmd_name, cmd_name)}")
         commands = (value for value in vars(module).values() if isinstance(value, click.Command))
         return next(command for command in commands if command.name == cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        close = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if not close:
+                raise
+            raise click.UsageError(
+                f"No such command {args[0]!r}; did you mean {close[0]!r}?", ctx
+            ) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
@@ -164,6 +188,11 @@ class _Commands(click.Group):
             if name.startswith(incomplete)
         ] + click.Command.shell_complete(self, ctx, incomplete)
 
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        with _for_print():
+            return super().make_context(*args, **settings)
+
+    @_for_print()
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)

@@ -36,12 +36,14 @@ from ringcoll.bench import (
 from ringcoll.bench import peers as asked
 from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
-from ringcoll.cli.output import print_csv, print_json
+from ringcoll.cli.output import echo, print_csv, print_json
 from ringcoll.launch import adopt_ranks
 from ringcoll.machine import json_text, replace_file
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
 from ringcoll.transport import catalogue
+
+_STEPS = {"stepbytes", "stepfactor"}
 
 
 def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -142,6 +144,9 @@ def bench(
     Ranks are started on this machine; under torchrun, mpiexec and srun, those that are there are
     used.
 
+    Without -i and -f, sizes go up by 1 MiB, as in nccl-tests; by the factor 2, if the largest is
+    less than 1 MiB above the smallest.
+
     Size is that of the vector, or of all blocks of a rank; time the median of the
     iterations; algbw size over time; busbw that times a factor for the data that each
     rank has to move: 2(k-1)/k for all-reduce, (k-1)/k for collectives on blocks, 1 for
@@ -163,6 +168,8 @@ def bench(
     roots = range(world_size) if root == "all" else [int(root)]
     if rules.rooted and max(roots) >= world_size:
         raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
+    if minbytes < maxbytes < minbytes + stepbytes and not options.typed(ctx) & _STEPS:
+        stepfactor = 2  # with nccl-tests' step of 1 MiB, such a range would be one size
     others = asked.read(peers)
     mpi_peers = [name for name in others if name in asked.MPI_PEERS]
     if mpi_peers and adopt_ranks():
@@ -209,7 +216,7 @@ def bench(
         if file is not None:
             replace_file(file, json_text(everything, indent=2) + "\n")
             if not (as_json or as_csv):
-                click.echo(f"# Writing JSON output to {file}")
+                echo(f"# Writing JSON output to {file}")
     if failed(results):
         ctx.exit(1)
 
@@ -246,7 +253,7 @@ class _Printer:
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        click.echo(line)
+        echo(line)
 
 
 # --- the table --------------------------------------------------------------------------

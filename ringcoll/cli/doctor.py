@@ -25,7 +25,7 @@ from ringcoll.algorithms import Algorithm, find
 from ringcoll.bench import as_size, time_in_words
 from ringcoll.cli import networks, options
 from ringcoll.cli.app import command
-from ringcoll.cli.output import print_json, print_table, print_text
+from ringcoll.cli.output import echo, print_json, print_table, print_text
 from ringcoll.cost import BUILT_IN, Choice, Parameters, Table, in_text, predict
 from ringcoll.errors import RingcollError, UnsupportedWorldSizeError
 from ringcoll.machine import TRANSPORT_VARIABLES, cores, forced_transport
@@ -229,7 +229,7 @@ def explain(
     if as_json:
         print_json(_as_data(explanation.choice) | data)
     else:
-        click.echo("\n".join([str(explanation), *lines]))
+        echo("\n".join([str(explanation), *lines]))
 
 
 def _with(choice: Choice, entry: Algorithm) -> Choice:
@@ -275,7 +275,7 @@ def info(as_json: bool) -> None:
     for name, value in facts.items():
         text = ", ".join(value) if isinstance(value, list) else value
         unit = " GiB" if name == "memory" and value is not None else ""
-        click.echo(f"{name:{width}}  {'-' if text in (None, '') else text}{unit}")
+        echo(f"{name:{width}}  {'-' if text in (None, '') else text}{unit}")
 
 
 def _environment() -> dict[str, object]:

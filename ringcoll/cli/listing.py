@@ -19,7 +19,7 @@ import click
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms
 from ringcoll.cli import options
 from ringcoll.cli.app import command
-from ringcoll.cli.output import grouped, print_json, print_table, print_text
+from ringcoll.cli.output import echo, grouped, print_json, print_table, print_text
 from ringcoll.cli.prove import cost_cells, findings_at, header
 from ringcoll.errors import ScheduleError
 from ringcoll.machine import is_reference, replace_files
@@ -100,15 +100,15 @@ def _print_usual(entries: Sequence[Algorithm]) -> None:
     usual = [entry for entry in entries if not (entry.second_choice or entry.needs)]
     width = max((len(_names(entry)) for entry in usual), default=0)
     for collective, group in groupby(usual, lambda entry: entry.collective):
-        click.echo(collective)
+        echo(collective)
         for entry in group:
             name = f"  {_names(entry):{width}}  "
             text = textwrap.fill(
                 _how(entry), 80, break_on_hyphens=False,
                 initial_indent=name, subsequent_indent=" " * len(name),
             )  # fmt: skip
-            click.echo(text or name.rstrip())
-        click.echo()
+            echo(text or name.rstrip())
+        echo()
     print_text(
         f"{len(usual)} of {len(entries)} algorithms; all of them, with costs: ringcoll list --all",
         "Steps and costs of one: ringcoll show ring all_reduce",
@@ -233,14 +233,14 @@ _FORMATS = {
     "export",
     examples="""
         ringcoll export ring -k 8 --format msccl -o ring.xml
-        ringcoll export ring -c all_gather -k 4 --format mscclpp
+        ringcoll export ring all_gather -k 4 --format mscclpp
         ringcoll export swing -k 16 --format goal -b 1M -o swing.goal
         ringcoll export tree -k 8 --format chakra -b 1M -o tree
         ringcoll export star.py:star -k 4 --format text
     """,
     terms={"Formats": _FORMATS},
 )
-@options.schedule_options(options.collective_option("The collective."))
+@options.schedule_options
 @click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="msccl",
               show_default=True, help="The format, as below.")  # fmt: skip
 @options.file_option("-o", "--output", "file",
@@ -263,7 +263,7 @@ def export(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Write ALGORITHM for COLLECTIVE in the format of another system.
+    """Write ALGORITHM for COLLECTIVE (all_reduce) in the format of another system.
 
     ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a file
     of a schedule. The schedule is proved first. What msccl, mscclpp and text write is read again
@@ -289,9 +289,9 @@ def export(
     elif names:
         total = sum(map(len, contents))
         files = str(names[0]) if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        click.echo(f"Wrote {title} to {files}, {total} bytes.")
+        echo(f"Wrote {title} to {files}, {total} bytes.")
     else:
-        click.echo(contents[0], nl=False)
+        echo(contents[0], nl=False)
 
 
 def _contents(

@@ -16,7 +16,7 @@ from ringcoll.algorithms import Algorithm, on_hosts
 from ringcoll.bench import as_size, time_in_words
 from ringcoll.cli import options
 from ringcoll.cli.app import command
-from ringcoll.cli.output import PICTURES, print_json, print_table, progress, write_picture
+from ringcoll.cli.output import PICTURES, echo, print_json, print_table, progress, write_picture
 from ringcoll.cost import in_number
 from ringcoll.errors import ArgumentError
 from ringcoll.formats import topology_in
@@ -177,7 +177,7 @@ def _node(text: str) -> int | str:
     terms=NETWORKS,
 )
 @options.algorithm_argument
-@options.usual_collective
+@options.collective_after_algorithm
 @network_ranks_option
 @network_options
 @options.bytes_option("--size")
@@ -247,7 +247,7 @@ def simulate_command(
     if as_json:
         print_json(run.as_json())
         return
-    click.echo(f"{run}\n")
+    echo(f"{run}\n")
     rows = [
         (
             load.link.name,
@@ -258,11 +258,11 @@ def simulate_command(
     ]
     print_table(("link", "bytes", "used"), rows[:_SHOWN], left=1)
     if len(rows) > _SHOWN:
-        click.echo(f"and {len(rows) - _SHOWN} further links")
+        echo(f"and {len(rows) - _SHOWN} further links")
     if topology.source:
-        click.echo(f"\nNumbers: {topology.source}.")
+        echo(f"\nNumbers: {topology.source}.")
     if file is not None:
-        click.echo(f"\nWrote {file}{opened}.")
+        echo(f"\nWrote {file}{opened}.")
 
 
 # --- plot -------------------------------------------------------------------------------
@@ -348,8 +348,8 @@ def plot(
         return
     for curves, family in zip(families, crossed, strict=True):
         for crossing in family:
-            click.echo(crossing.in_words(as_size))
+            echo(crossing.in_words(as_size))
         if not family:
             fastest = min(curves, key=lambda name: curves[name][0][1])
-            click.echo(f"{fastest} is the fastest at every size")
-    click.echo(output.resolve())
+            echo(f"{fastest} is the fastest at every size")
+    echo(output.resolve())

@@ -246,17 +246,28 @@ collective_argument = click.argument("collective", type=collective_name)
 usual_collective = click.argument("collective", type=collective_name, default="all_reduce")
 
 
-def collective_option(about: str) -> Decorator:
-    """Make the option for the collective, for commands whose argument is an algorithm."""
-    return click.option(
-        "-c", "--collective", type=collective_name, default="all_reduce", show_default=True,
-        metavar="NAME", help=about,
-    )  # fmt: skip
+def _either_way(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Take the collective of the option, which is read first, or of the argument; not two."""
+    if isinstance(param, click.Option):
+        ctx.meta["ringcoll.collective"] = value
+        return value
+    asked = ctx.meta.get("ringcoll.collective")
+    if None not in (asked, value) and asked != value:
+        raise click.UsageError(f"there are two collectives: {value} and --collective {asked}")
+    return value or asked or "all_reduce"
 
 
-def schedule_options(collective: Decorator) -> Decorator:
-    """Make the arguments and options of `asked_schedule`."""
-    return joined(algorithm_argument, collective, world_size_option, hosts_option, root_option)
+collective_after_algorithm = joined(
+    click.option("-c", "--collective", "asked", type=collective_name, metavar="NAME",
+                 expose_value=False, is_eager=True, callback=_either_way,
+                 help="The collective, as COLLECTIVE."),
+    click.argument("collective", type=collective_name, required=False, callback=_either_way),
+)  # fmt: skip
+"""The collective of a command whose first argument is an algorithm."""
+schedule_options = joined(
+    algorithm_argument, collective_after_algorithm, world_size_option, hosts_option, root_option
+)
+"""The arguments and options of `asked_schedule`."""
 
 
 def named_algorithms(

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import click
 
-from ringcoll.errors import MissingExtraError
+from ringcoll.errors import MissingExtraError, printable
 from ringcoll.machine import json_text, replace_file
 
 PICTURES = (".svg", ".html", ".png", ".pdf")
@@ -29,9 +29,17 @@ _WIDE = 1000  # characters; wider than any table of this library
 _GIF_SECONDS = 1.6  # that a step is shown, as in a moving SVG
 
 
+def echo(text: object = "", *, nl: bool = True, err: bool = False) -> None:
+    """Print a text of one or more lines; all that commands print, and no file holds, comes by here.
+
+    Names in it may come from anyone, see `printable`.
+    """
+    click.echo("\n".join(map(printable, str(text).split("\n"))), nl=nl, err=err)
+
+
 def print_json(value: Any) -> None:
     """Print a value as strict JSON, fractions as numbers."""
-    click.echo(json_text(value, indent=2, default=_number))
+    echo(json_text(value, indent=2, default=_number))
 
 
 def _number(value: object) -> float:
@@ -45,7 +53,9 @@ def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(sys.stdout, list(names), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({name: printable(cell) if isinstance(cell, str) else cell
+                         for name, cell in row.items()})  # fmt: skip
 
 
 def amount(value: Fraction) -> str:
@@ -89,7 +99,7 @@ def print_text(*sentences: str) -> None:
     """Print each sentence on lines of its own, wrapped if standard output is a terminal."""
     for sentence in sentences:
         columns = shutil.get_terminal_size().columns
-        click.echo(textwrap.fill(sentence, columns) if on_terminal() else sentence)
+        echo(textwrap.fill(sentence, columns) if on_terminal() else sentence)
 
 
 def print_table(
@@ -116,7 +126,7 @@ def print_table(
         words = breaks or index < left
         table.add_column(column, justify="left" if words else "right", no_wrap=not breaks)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console = Console(file=sys.stdout, highlight=False, markup=False)
     if not (prose and console.is_terminal):
         console.width = _WIDE
@@ -151,7 +161,7 @@ def progress(total: int, text: str = "", *, shown: bool = True) -> Iterator[Call
         task = bar.add_task(text, total=total)
 
         def advance(text: str | None = None, steps: int = 1) -> None:
-            bar.update(task, advance=steps, description=text)
+            bar.update(task, advance=steps, description=text and printable(text))
 
         yield advance
 

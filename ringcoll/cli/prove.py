@@ -16,6 +16,7 @@ from ringcoll.cli import options
 from ringcoll.cli.app import command
 from ringcoll.cli.output import (
     amount,
+    echo,
     grouped,
     print_json,
     print_table,
@@ -301,7 +302,8 @@ def _prove_schedule(schedule: Schedule) -> _Outcome:
     outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
     start = time.perf_counter()
     try:
-        outcome.findings = findings_at(prove(schedule))
+        with progress(1, f"proving {schedule.algorithm}"):
+            outcome.findings = findings_at(prove(schedule))
         outcome.proved.append(schedule.world_size)
     except ScheduleError as error:
         outcome.wrong_at, outcome.error = schedule.world_size, error
@@ -342,8 +344,8 @@ def _print(outcomes: Sequence[_Outcome]) -> None:
     ordered = sorted(outcomes, key=lambda outcome: list(CONTRACTS).index(outcome.collective))
     print_table(_COLUMNS, grouped(map(_row, ordered), apart=False), left=3)
     for line in _remarks(outcomes):
-        click.echo()
-        (click.echo if "\n" in line else print_text)(line)  # a grid is not wrapped
+        echo()
+        (echo if "\n" in line else print_text)(line)  # a grid is not wrapped
 
 
 def _row(outcome: _Outcome) -> tuple[str, ...]:
@@ -387,12 +389,12 @@ def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:
     "order",
     examples="""
         ringcoll order ring -k 5 --size 1000
-        ringcoll order tree -c reduce -k 8 --root 3
+        ringcoll order tree reduce -k 8 --root 3
         ringcoll order ring -k 64 --chunk 63
         ringcoll order star.py:star --json
     """,
 )
-@options.schedule_options(options.collective_option("A collective that reduces."))
+@options.schedule_options
 @click.option("--chunk", type=click.IntRange(min=0), help="Only this chunk.")
 @click.option(
     "--size", "numel", type=click.IntRange(0, 10**18), metavar="ELEMENTS",
@@ -400,10 +402,10 @@ def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:
 )  # fmt: skip
 @options.json_option
 def order(chunk: int | None, numel: int | None, as_json: bool, **asked: Any) -> None:
-    """Print in which order ALGORITHM sums each element; xr is the element of rank r.
+    """Print in which order ALGORITHM sums each element for COLLECTIVE (all_reduce).
 
     ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a
-    file of a schedule.
+    file of a schedule. In a sum, xr is the element of rank r.
 
     A sum of floats depends on its order. The order is proved on the schedule, and the same
     in every call: it does not depend on the transport, on segments, or on the time at
@@ -430,12 +432,12 @@ def order(chunk: int | None, numel: int | None, as_json: bool, **asked: Any) -> 
         ]
         print_json(header(schedule) | facts | {"sums": rows})
         return
-    click.echo(title)
+    echo(title)
     if not proof.same_everywhere:
-        click.echo("The order differs between ranks; this is the order on one of them.")
+        echo("The order differs between ranks; this is the order on one of them.")
     for order, chunks in sums.items():
         place = f"chunk{'s' * (len(chunks) > 1)} {as_runs(chunks)}"
-        click.echo(f"{place}{_elements_in_words(runs[order])}: {infix(order)}")
+        echo(f"{place}{_elements_in_words(runs[order])}: {infix(order)}")
 
 
 def _runs(ranges: Iterable[range]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from ringcoll.algorithms import algorithms, on_hosts
 from ringcoll.bench import time_in_words
 from ringcoll.cli import networks, options
 from ringcoll.cli.app import command
-from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
+from ringcoll.cli.output import amount, echo, print_json, print_table, print_text, progress
 from ringcoll.cost import dominators, in_number, lower_bound
 from ringcoll.errors import TooLargeError, UnsupportedWorldSizeError
 from ringcoll.machine import replace_file
@@ -123,11 +123,11 @@ def search(
         return
     _print_front(front, rows, others[:_REGISTERED])
     if left_out:
-        click.echo()
+        echo()
         print_text(f"not simulated, as they have too many messages: {', '.join(left_out)}")
     if file is not None and times:
         written = times[fastest]
-        click.echo(f"\nWrote {file}: the text of {written.algorithm}.")
+        echo(f"\nWrote {file}: the text of {written.algorithm}.")
         if written.segments > 1:
             print_text(
                 f"Its time is that of {written.segments} segments, which `ringcoll fit` stores."
@@ -154,7 +154,7 @@ def _print_front(
         ("not decided with this --effort", front.unknown),
     ):
         if shapes:
-            click.echo()
+            echo()
             words = ", ".join("/".join(map(str, shape)) for shape in shapes)
             print_text(f"{verdict} (steps/rounds/chunks): {words}")
 
@@ -211,7 +211,7 @@ def fit_command(
             except TooLargeError as error:
                 too_large = error
                 if len(collectives) > 1:
-                    click.echo(f"{collective} is not fitted: {error}", err=True)
+                    echo(f"{collective} is not fitted: {error}", err=True)
     if too_large and not fits:
         raise too_large
     better = [fitted for fitted in fits if not fitted.is_left]
@@ -219,7 +219,7 @@ def fit_command(
         from ringcoll.machine import read_fit, write_fit  # they import torch
 
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        content = read_fit(file) if file.exists() else None
+        content = read_fit(file) if file.is_file() else None
         for fitted in better:
             content = fitted.fitted(date, content)
         assert content is not None
@@ -230,7 +230,7 @@ def fit_command(
     for fitted in fits:
         _print_fit(fitted)
     if file is not None:
-        click.echo(f"\nWrote {file}." if better else f"\n{file} is not written.")
+        echo(f"\nWrote {file}." if better else f"\n{file} is not written.")
 
 
 def _fit_as_data(fitted: Fit) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def _fit_as_data(fitted: Fit) -> dict[str, Any]:
 
 def _print_fit(fitted: Fit) -> None:
     world_size = fitted.topology.world_size
-    click.echo(f"\n{fitted.collective} on {fitted.topology.name}, {world_size} ranks\n")
+    echo(f"\n{fitted.collective} on {fitted.topology.name}, {world_size} ranks\n")
     columns = ("bytes", "algorithm", "segments", "time", "bound", "ratio",
                "best in rank order", "time", "faster")  # fmt: skip
     print_table(columns, map(_range_row, fitted.ranges), left=2)
@@ -388,10 +388,10 @@ def pareto(
         left=2,
     )
     if left_out:
-        click.echo()
+        echo()
     for reason in left_out.values():
         print_text(f"not shown: {reason}")
-    click.echo("".join(f"{line}\n" for line in lines), nl=False)
+    echo("".join(f"{line}\n" for line in lines), nl=False)
 
 
 def _cells(cost: Counts) -> tuple[str, str, str]:

@@ -15,6 +15,7 @@ from ringcoll.cli.app import command
 from ringcoll.cli.networks import is_network_file, network_in
 from ringcoll.cli.output import (
     PICTURES,
+    echo,
     on_terminal,
     print_json,
     print_table,
@@ -74,7 +75,7 @@ _LEGEND = {
         ringcoll show cluster.txt -o cluster.svg
     """
 )
-@options.schedule_options(options.usual_collective)
+@options.schedule_options
 @click.option("--primitives", "as_primitives", is_flag=True,
               help="Print the program of one rank in NCCL's vocabulary.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(min=0), help="The rank for --primitives; 0.")
@@ -183,13 +184,13 @@ def show(
             write_picture(output, grid_picture(schedule))
         else:
             _draw(films[0], output, hosts, step, moving=moving)
-        click.echo(output.resolve())
+        echo(output.resolve())
         failures = [str(scenes.failure) for scenes in films if scenes.failure is not None]
         if failures:  # they are drawn as far as they go
-            click.echo("\n".join(["", *failures]))
+            echo("\n".join(["", *failures]))
             raise click.exceptions.Exit(1)
     elif as_text:
-        click.echo(schedule.to_text(), nl=False)
+        echo(schedule.to_text(), nl=False)
     elif as_primitives:
         _show_primitives(schedule, rank or 0, title, as_json=as_json)
     else:
@@ -212,7 +213,7 @@ def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
     if as_json:
         print_json({"network": topology.name, "world_size": topology.world_size, "links": links})
     elif output is not None:
-        click.echo(output.resolve())
+        echo(output.resolve())
     else:
         rows = [(name, f"{speed:g}", f"{latency:g}") for name, (speed, latency) in links.items()]
         print_table(("link", "GB/s", "us"), rows, left=1)
@@ -247,9 +248,9 @@ def _show_primitives(schedule: Schedule, rank: int, title: str, *, as_json: bool
     if as_json:
         print_json(header(schedule) | {"rank": rank, "primitives": words})
         return
-    click.echo(f"{title}: rank {rank}\n")
+    echo(f"{title}: rank {rank}\n")
     for number, word in enumerate(words):
-        click.echo(f"{number:4}  {word}")
+        echo(f"{number:4}  {word}")
 
 
 def _show_grid(
@@ -263,7 +264,7 @@ def _show_grid(
         if as_json:
             print_json(header(schedule) | {"ok": False, "error": str(error)})
         else:
-            click.echo(f"{title} is wrong\n\n{error}")
+            echo(f"{title} is wrong\n\n{error}")
         raise click.exceptions.Exit(1) from None
     if as_json:
         steps = [
@@ -275,7 +276,7 @@ def _show_grid(
         return
     drawing = grid(schedule, ranks=ranks)
     print_text(title, summary, "", *in_words(proof))
-    click.echo("\n".join(["", *_legend(proof), "", drawing]))
+    echo("\n".join(["", *_legend(proof), "", drawing]))
     columns = max(map(len, drawing.splitlines()))
     if ranks is None and on_terminal() and columns > shutil.get_terminal_size().columns:
         print_text("", f"The grid has {columns} columns; --ranks 0-3 draws some of the ranks only.")

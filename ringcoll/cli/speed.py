@@ -41,7 +41,15 @@ from ringcoll.bench import (
 from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
 from ringcoll.cli.doctor import print_costs
-from ringcoll.cli.output import grouped, print_csv, print_json, print_table, print_text, progress
+from ringcoll.cli.output import (
+    echo,
+    grouped,
+    print_csv,
+    print_json,
+    print_table,
+    print_text,
+    progress,
+)
 from ringcoll.cli.search import fit_command
 from ringcoll.collectives import measurements
 from ringcoll.cost import MEASURED, Parameters, Table, in_number, in_text
@@ -236,7 +244,7 @@ def _print_comparison(results: list[Result], facts: dict[str, Any], path: Path |
         print_text(f"~ median and spread are {FEW_SAMPLES}")
     print_text(*oversubscribed(facts["world_size"]), "", *sentences(results))
     if path is not None:
-        click.echo(f"\n{path.resolve()}")
+        echo(f"\n{path.resolve()}")
 
 
 def _comparison_rows(results: list[Result]) -> Iterator[tuple[str, ...]]:
@@ -450,10 +458,10 @@ def _print_tuning(table: Table, findings: list[tuner.Finding], path: Path) -> No
         print_text(f"~ medians are {FEW_SAMPLES}")
     print_costs(table.parameters)
     print_text(*oversubscribed(table.world_size))
-    click.echo("\nrules:" if table.tuned else "\nno rules: the model is as good")
+    echo("\nrules:" if table.tuned else "\nno rules: the model is as good")
     for rule in table.tuned:
-        click.echo(f"  {rule}")
-    click.echo(f"\n{path.resolve()}")
+        echo(f"  {rule}")
+    echo(f"\n{path.resolve()}")
 
 
 def _finding_row(finding: tuner.Finding) -> tuple[str, ...]:
@@ -506,7 +514,7 @@ def probe(
         spreads = {link: f"spread {spread:.0%}" for link, spread in links.items()}
         replace_file(file, topology_text(topology_of(measured), spreads))
     if as_json:
-        click.echo(measured.to_json())
+        echo(measured.to_json())
         return
     rows = [
         (

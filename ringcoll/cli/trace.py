@@ -26,7 +26,14 @@ from ringcoll.bench import (
 )
 from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
-from ringcoll.cli.output import PICTURES, print_json, print_table, print_text, write_picture
+from ringcoll.cli.output import (
+    PICTURES,
+    echo,
+    print_json,
+    print_table,
+    print_text,
+    write_picture,
+)
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.machine import UserModule, is_schedule_file, read_json_file, replace_file
 from ringcoll.pictures import last_run, overlap_picture, player_page, time_picture
@@ -182,7 +189,7 @@ def trace(
         facts = {"environment": environment(world_size), "file": str(file.absolute())}
         print_json(facts | summary)
         return
-    click.echo(
+    echo(
         f"{title} on {world_size} ranks over {summary['transport']}, {times} {unit} after {warmup}"
     )
     print_text(*oversubscribed(world_size), "")

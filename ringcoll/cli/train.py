@@ -32,7 +32,7 @@ from ringcoll.bench import (
 )
 from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
-from ringcoll.cli.output import print_json, print_table, print_text, progress
+from ringcoll.cli.output import echo, print_json, print_table, print_text, progress
 from ringcoll.errors import ArgumentError
 from ringcoll.training import (
     LEARNING_RATES,
@@ -263,7 +263,7 @@ def _print(
     lines = zip(*(result.epochs for result in results), strict=True)
     rows = [(str(line[0].number), *map(_quality, line)) for line in lines]
     print_table(["epoch", *names], rows, left=1)
-    click.echo()
+    echo()
     columns = zip(_COLUMNS, *map(_row, results), strict=True)
     shown = [column for column in columns if set(column[1:]) != {"-"}]
     titles, *cells = zip(*shown, strict=True)

@@ -14,6 +14,7 @@ A user may name files, modules, and rules with them in place of a registered alg
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import inspect
 import json
@@ -45,11 +46,15 @@ _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Write a value as JSON that every program reads: numbers that are not finite are ``null``."""
+    """Write a value as JSON that every program reads: numbers that are not finite are ``null``.
+
+    All is ASCII, and for print.
+    """
     try:
-        return json.dumps(value, allow_nan=False, **options)
+        text = json.dumps(value, allow_nan=False, **options)
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, **options)
+        text = json.dumps(_finite(value), allow_nan=False, **options)
+    return text.replace("\x7f", "\\u007f")
 
 
 def _finite(value: Any) -> Any:
@@ -95,7 +100,8 @@ def text_of(file: IO[bytes]) -> str:
 def replace_file(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a draft beside a file, and put the draft in the file's place at once.
 
-    What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. Of ``mode``,
+    What is no regular file, such as ``/dev/stdout`` or a pipe with a reader, is written to as it
+    is. Of ``mode``,
     the ``umask`` takes away what it says. An ``OSError`` names the file; the draft is gone then,
     and the file as before.
     """
@@ -109,7 +115,11 @@ def replace_files(contents: Mapping[Path, str | bytes], mode: int = 0o666) -> No
         for path, content in contents.items():
             data = content.encode() if isinstance(content, str) else content
             if path.exists() and not path.is_file():
-                path.write_bytes(data)
+                # Without O_NONBLOCK, a pipe that nobody reads waits for ever; so it is an error.
+                descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                os.set_blocking(descriptor, True)
+                with os.fdopen(descriptor, "wb") as stream:
+                    stream.write(data)
                 continue
             # A name of its own: the file's name may be as long as a name can be.
             draft = path.with_name(f".ringcoll.{os.getpid()}.{threading.get_ident()}.{len(drafts)}")
@@ -124,7 +134,8 @@ def replace_files(contents: Mapping[Path, str | bytes], mode: int = 0o666) -> No
         for path, draft in drafts.items():
             draft.replace(path)
     except OSError as error:  # of a write, it names no file, and of a draft, another one
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        reason = "nobody reads it" if error.errno == errno.ENXIO else error.strerror or str(error)
+        raise OSError(error.errno, reason, str(path)) from error
     finally:
         for draft in drafts.values():
             draft.unlink(missing_ok=True)
@@ -134,8 +145,10 @@ _MOST_KEPT = 64
 _TICK_NS = 2_000_000_000  # of the file systems with the coarsest times
 _read: dict[tuple[int, ...], Schedule] = {}  # by device, inode, size and times
 _SUFFIXES = (".xml", ".json", ".txt")
-_MODULE = re.compile(r"[^:;@\s]+\.py:[\w=+]+")
-_FILE = re.compile(rf"[^:;@\s]+({'|'.join(map(re.escape, _SUFFIXES))})", re.IGNORECASE)
+# A word is looked at from its beginning only, so that it takes time in its length and no square.
+_WORD = r"(?<![^:;@\s])[^:;@\s]+"
+_MODULE = re.compile(rf"{_WORD}\.py:[\w=+]+")
+_FILE = re.compile(rf"{_WORD}({'|'.join(map(re.escape, _SUFFIXES))})", re.IGNORECASE)
 
 
 class UserModule(NamedTuple):

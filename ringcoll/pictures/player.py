@@ -16,7 +16,6 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatch
-from html import escape
 from importlib.resources import files
 from typing import Any, TypeGuard
 
@@ -24,7 +23,7 @@ from ringcoll.algorithms import algorithms
 from ringcoll.cost import cost_in_sentences, dominators, in_number
 from ringcoll.errors import ArgumentError, RingcollError, TooLargeError, VerificationError
 from ringcoll.pictures.step_pictures import Film, as_film, film, steps_picture
-from ringcoll.pictures.svg import layout_of, network_layout
+from ringcoll.pictures.svg import escape, layout_of, network_layout
 from ringcoll.pictures.time_pictures import last_run, time_picture
 from ringcoll.schedule import (
     Counts,

@@ -26,6 +26,7 @@ from ringcoll.pictures.svg import (
     moved,
     rect,
     text,
+    tooltip,
     width_of,
 )
 from ringcoll.schedule import (
@@ -263,7 +264,7 @@ class Scenery:
                 colour = COLOURS[chunk % len(COLOURS)]
                 filled = rect(at, y + _CELL - full, _CELL, full, fill=colour)
                 who = ", ".join(map(str, sorted(held[chunk])))
-                title = element("title", f"chunk {chunk}: ranks {who}")
+                title = tooltip(f"chunk {chunk}: ranks {who}")
                 middle = at + _CELL / 2, y + _CELL / 2 + 1
                 drawn.append(element("g", [filled, title]))
                 drawn.append(text(*middle, str(chunk), "small cellnumber"))
@@ -299,7 +300,7 @@ class Scenery:
             kind = "add" if message.is_reduced else "move"
             words = f"rank {message.source} to rank {message.target}: chunks {chunks}"
             look = {"class_": kind, "marker_end": f"url(#{kind})"}
-            drawn.append(element("path", element("title", words), d=_bend(way), **look))
+            drawn.append(element("path", tooltip(words), d=_bend(way), **look))
             if len(messages) <= _MOST_LABELS:
                 x, y = ((a + 2 * b + c) / 4 for a, b, c in zip(*way, strict=True))
                 labels.append(text(x, y, f"{'+' * message.is_reduced}{chunks}", "label"))

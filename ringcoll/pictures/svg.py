@@ -11,18 +11,18 @@ and latency of each link; slow links stand out.
 
 from __future__ import annotations
 
+import html
 import math
 from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from html import escape
 from itertools import combinations
 from math import dist
 from typing import NamedTuple
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, printable
 from ringcoll.simulation import Link, Topology
 
 COLOURS = (
@@ -67,6 +67,11 @@ text {{ fill: #e6edf3 }}
 """
 
 
+def escape(words: str) -> str:
+    """Escape a text for SVG and HTML; see `printable` for what neither can hold."""
+    return "\n".join(html.escape(printable(line)) for line in words.split("\n"))
+
+
 def width_of(words: str, size: int = FONT) -> float:
     """About how wide a text is drawn."""
     return len(words) * size * _WIDE
@@ -99,6 +104,11 @@ def text(x: float, y: float, words: str, class_: str = "", anchor: str = "middle
         "text", escape(words), x=x, y=y, text_anchor=anchor, dominant_baseline="central",
         **{"class_": class_} if class_ else {},
     )  # fmt: skip
+
+
+def tooltip(words: str) -> str:
+    """Write what is read out, or shown below the mouse, of the element around it."""
+    return element("title", escape(words))
 
 
 def moved(x: float, y: float, inner: Iterable[str], **attributes: object) -> str:
@@ -134,7 +144,7 @@ def document(
     picture = element(
         "svg",
         [
-            element("title", escape(about)),
+            tooltip(about),
             element("style", rules),
             element("defs", heads),
             element("rect", width="100%", height="100%", class_="paper"),
@@ -314,6 +324,8 @@ def network_layout(
         for other in beside[node] - depths.keys():
             depths[other] = depths[node] + 1
             waiting.append(other)
+    unreached = max(depths.values()) + 1  # switches that no link joins to a rank
+    depths |= {node: unreached for node in switches if node not in depths}
 
     def first_switch(rank: int) -> int:
         own = (switches.index(node) for node in beside[rank] if isinstance(node, str))
@@ -403,7 +415,7 @@ def network_picture(topology: Topology) -> Picture:
         looks = {} if is_cable else {"marker_end": f"url(#{arrow})"}
         about, broad = f"{link.name}: {', '.join(words)}", max(2.0, 9 * (speed / fastest) ** 0.5)
         d = f"M{way} {end.real:.1f} {end.imag:.1f}"
-        title = element("title", about)
+        title = tooltip(about)
         lines.append(element("path", title, d=d, class_=kind, stroke_width=broad, **looks))
     for node, place in at.items():
         kind, rx = ("rank", _HIGH / 2) if isinstance(node, int) else ("switch", 0.0)

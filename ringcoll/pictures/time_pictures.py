@@ -26,6 +26,7 @@ from ringcoll.pictures.svg import (
     moved,
     rect,
     text,
+    tooltip,
     width_of,
 )
 from ringcoll.simulation import SimulatedRun
@@ -82,9 +83,9 @@ def last_run(trace: Event, name: str | None = None) -> TracedRun:
         wanted = [event for event in operations if name in (None, event["name"])]
         if wanted:
             number = max((event["args"]["group"], event["args"]["number"]) for event in wanted)
-            return _run(events, number, other["world_size"], str(other["transport"]))
+            return _run(events, number, int(other["world_size"]), str(other["transport"]))
         names = {f"{event['name']} on {other['world_size']} ranks" for event in operations}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_trace(error) from None
     raise ArgumentError(
         "the trace is of something else", argument="trace", expected=name or "an operation",
@@ -163,13 +164,21 @@ def _run(
             way = about["step"], event["pid"], about["peer"]
             arrived, end = arrivals.get(way), ends[event["id"]] - zero
             arrival = arrived.pop(0) if arrived else end
-            messages.append(TracedMessage(*way, begin, arrival, about["bytes"]))
+            times = map(_finite, (begin, arrival, about["bytes"]))
+            messages.append(TracedMessage(*map(int, way), *times))
         else:
             end = begin + event.get("dur", 0.0)
         if kind in _BARS and (is_send or (event["ph"] == "X" and end > begin)):
-            bars.append(TracedBar(_BARS[kind], event["pid"], begin, end, event["name"]))
-    duration = max(event["ts"] + event["dur"] for event in wholes) - zero
-    return TracedRun(wholes[0]["name"], world_size, where, duration, messages, bars)
+            rank, about = int(event["pid"]), str(event["name"])
+            bars.append(TracedBar(_BARS[kind], rank, _finite(begin), _finite(end), about))
+    duration = _finite(max(event["ts"] + event["dur"] for event in wholes) - zero)
+    return TracedRun(str(wholes[0]["name"]), world_size, where, duration, messages, bars)
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError(number)
+    return float(number)
 
 
 _MOST_SPANS = 20_000
@@ -231,7 +240,7 @@ def time_picture(run: SimulatedRun | Event) -> Picture:
         step, source, target, begin, end, nbytes = message
         way = f"M{x(begin):.1f} {y(source):.1f} L{x(end):.1f} {y(target):.1f}"
         said = f"step {step}: {nbytes:g} bytes from rank {source} to rank {target}"
-        drawn.append(element("path", element("title", said), d=way, class_="message"))
+        drawn.append(element("path", tooltip(said), d=way, class_="message"))
     return lanes.document(f"{traced.name}, {where}", drawn)
 
 
@@ -303,7 +312,7 @@ def _bar(lanes: _Lanes, bar: TracedBar) -> str:
     begin, y = lanes.x(bar.begin), lanes.y(bar.rank) - _BAR * (bar.kind in _ABOVE)
     wide = max(0.5, lanes.x(bar.end) - begin)
     words = f"rank {bar.rank}, {bar.about}: {_in_words(bar.end - bar.begin)}"
-    return rect(begin, y, wide, _BAR, element("title", words), class_=bar.kind)
+    return rect(begin, y, wide, _BAR, tooltip(words), class_=bar.kind)
 
 
 def _axis(total: float, left: float, y: float) -> list[str]:
@@ -439,7 +448,7 @@ def curves_picture(
         stroke, dashes = COLOURS[number % len(COLOURS)], _DASHES[number % len(_DASHES)]
         drawn.append(
             element(
-                "polyline", element("title", name), points=points, class_="curve", stroke=stroke,
+                "polyline", tooltip(name), points=points, class_="curve", stroke=stroke,
                 stroke_dasharray=dashes,
             )
         )  # fmt: skip
@@ -448,7 +457,7 @@ def curves_picture(
     drawn += [text(right, height, name, "title", "start") for name, height in heights.items()]
     for crossing in (crossing for family in families for crossing in crossings(family)):
         across, down = x(crossing.size), y(crossing.time)
-        about = element("title", crossing.in_words(size_in_words))
+        about = tooltip(crossing.in_words(size_in_words))
         drawn.append(element("circle", about, cx=across, cy=down, r=9, class_="crossing"))
         words = size_in_words(_rounded(crossing.size))
         drawn.append(text(across + 14, down + 24, words, "label", "start"))

@@ -37,7 +37,7 @@ from fractions import Fraction
 from functools import lru_cache, wraps
 from typing import ClassVar, NamedTuple, ParamSpec, Self
 
-from ringcoll.errors import ScheduleError
+from ringcoll.errors import ScheduleError, printable
 from ringcoll.schedule.contracts import CONTRACTS, contract
 
 _Numbers = ParamSpec("_Numbers")
@@ -73,13 +73,13 @@ class Ref(NamedTuple):
 
     def __repr__(self) -> str:
         if self.buffer is Buffer.SCRATCH:
-            return f"tmp({self.slot}, {self.chunk})"
-        return f"{'inp' if self.buffer is Buffer.INPUT else 'out'}({self.chunk})"
+            return f"tmp({self.slot!r}, {self.chunk!r})"
+        return f"{'inp' if self.buffer is Buffer.INPUT else 'out'}({self.chunk!r})"
 
 
 def _remembered(make: Callable[_Numbers, Ref]) -> Callable[_Numbers, Ref]:
-    """Make each reference once."""
-    known = lru_cache(maxsize=1 << 16)(make)
+    """Make each reference once; ``True`` and 1.0 are other numbers than 1."""
+    known = lru_cache(maxsize=1 << 16, typed=True)(make)
 
     @wraps(make)
     def reference(*numbers: _Numbers.args, **named: _Numbers.kwargs) -> Ref:
@@ -332,7 +332,8 @@ class Shown:
 class Written(Shown):
     """The programs of all ranks as they are written: what a `Schedule` begins with.
 
-    Parameters are those of `ringcoll.schedule.schedule.Schedule`.
+    Parameters are those of `ringcoll.schedule.schedule.Schedule`. The name of the algorithm, which
+    may come from a file, is made `printable`.
     """
 
     collective: str
@@ -345,6 +346,7 @@ class Written(Shown):
     stated_cost: tuple[int, Fraction, Fraction] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "algorithm", printable(self.algorithm))
         if self.world_size < 1:
             raise ScheduleError(f"world_size must be at least 1, got {self.world_size}")
         if not 0 <= self.root < self.world_size:

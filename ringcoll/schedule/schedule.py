@@ -14,6 +14,7 @@ from itertools import count
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.contracts import balanced_share, contract
+from ringcoll.schedule.counting import MOST_STEPS
 from ringcoll.schedule.ir import (
     Buffer,
     Copy,
@@ -144,6 +145,8 @@ class Schedule(Written):
             elif line.startswith("  ") and programs:
                 body = line.strip()
                 operations = [] if body == "-" else body.split(" ; ")
+                if len(programs[-1]) == MOST_STEPS:
+                    raise ScheduleError(f"line {number}: a rank has more than {MOST_STEPS:,} steps")
                 programs[-1].append(Step(*(_parse(text, number) for text in operations)))
             else:
                 raise ScheduleError(f"line {number}: expected a step or 'rank {len(programs)}'")

@@ -303,6 +303,8 @@ class _Verifier:
 
     def place(self, rank: int, ref: Ref) -> int:
         buffer, chunk, slot = ref
+        if type(chunk) is not int or type(slot) is not int:
+            raise TypeError(f"{ref!r} has a number that is no integer")  # see `check_references`
         if buffer is Buffer.INPUT:
             return chunk
         if buffer is Buffer.OUTPUT:
@@ -364,7 +366,7 @@ class _Verifier:
             if steps:
                 try:
                     self.do(steps)
-                except (AttributeError, TypeError):
+                except (AttributeError, TypeError, ValueError):
                     self.check_references(steps)
                     raise
             self.step += 1
@@ -379,6 +381,10 @@ class _Verifier:
             for operation in step:
                 if type(operation) is Send:
                     self.check_peer(rank, operation.peer)
+                    if type(operation.refs) is not tuple:  # readers look for equal messages
+                        raise TypeError("the chunks of a message are a tuple")
+                    if not operation.refs:
+                        raise self.fail("the message has no chunk", rank, peer=operation.peer)
                     values = [self.read(rank, ref) for ref in operation.refs]
                     mail.setdefault((rank, operation.peer), []).append((operation, values))
         writes = [(rank, self.do_rank(rank, step, mail)) for rank, step in steps]
@@ -433,8 +439,8 @@ class _Verifier:
                     accumulating.add(place)
                 self.check_final(rank, index, operation, into, totals)
             elif type(operation) is Copy:
-                if self.place(rank, operation.into) != self.place(rank, operation.source):
-                    self.write(rank, operation.into, self.read(rank, operation.source), written)
+                # Also to the place that it is read from: both of its ends have to be right.
+                self.write(rank, operation.into, self.read(rank, operation.source), written)
             elif type(operation) is Reduce:
                 target, sources = operation.into, operation.sources
                 if not sources:
@@ -534,10 +540,10 @@ class _Verifier:
         """Raise if an operation has something else where a reference belongs."""
         for rank, step in steps:
             for operation in step:
-                for name in ("refs", "into", "local", "sources", "source"):
+                for name in ("reads", "writes"):
                     refs = getattr(operation, name, ())
                     for ref in refs if type(refs) is tuple else (refs,):
-                        if not isinstance(ref, Ref):
+                        if not (isinstance(ref, Ref) and type(ref.chunk) is type(ref.slot) is int):
                             raise self.fail(
                                 f"{type(operation).__name__} has no reference to a chunk",
                                 rank,

@@ -40,6 +40,7 @@ from ringcoll.simulation import Topology, topology_text
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))
 _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
+_MOST_RANKS = 1 << 12  # all pairs of ranks are looked at
 _MANY = 64  # ranks from which there are fewer sizes
 _EXACT, _EFFORT = 8, 0.3  # ranks, and work for each question
 _NEAR_NBYTES = 1 << 20
@@ -269,6 +270,11 @@ def fit(
     asked = sorted(set(sizes or usual))
     if asked[0] < 1:
         raise ArgumentError("no size", argument="sizes", expected="bytes, at least 1", got=asked[0])
+    if topology.world_size > _MOST_RANKS:
+        raise TooLargeError(
+            f"a fit to {topology.world_size} ranks is too large: it looks at all pairs of ranks; "
+            f"{_MOST_RANKS} ranks would do", most=_MOST_RANKS,
+        )  # fmt: skip
     candidates = list(_registered(collective, topology))
     if phases_of(collective) and not rules.rooted:
         candidates += _found(collective, topology, exact, seed)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import ceil
+from math import ceil, isqrt
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, TooLargeError
@@ -262,6 +262,15 @@ def _trees(search: _Search, chunks: int) -> SearchedPoint:
 def _check_work(method: str, world_size: int, num_hops: int, chunks: int) -> None:
     """Refuse a search that would take many minutes, before it begins."""
     work, most = world_size * num_hops * chunks, _MOST_WORK[method]
+    if method == "exact" and chunks > 2:  # a question for each number of chunks and rounds
+        work = work * chunks // 2
+        if world_size * num_hops * 2 <= most < work:
+            fewer = isqrt(2 * most // (world_size * num_hops))
+            raise TooLargeError(
+                f"the search 'exact' of up to {chunks} chunks on {world_size} ranks with "
+                f"{num_hops} hops or more is too large; {max(2, fewer)} chunks would do",
+                most=most,
+            )
     if work > most:
         dense = num_hops > 8 * world_size  # hops then grow with the square of the ranks
         ranks = int(world_size * (most / work) ** (1 / (3 if dense else 2)))
@@ -333,7 +342,7 @@ def synthesize(
         if value < least:
             raise ArgumentError("too low", argument=name, expected=f"at least {least}", got=value)
     if phases_of(collective):
-        _check_work(method, topology.world_size, topology.world_size, most_chunks)
+        _check_work(method, topology.world_size, topology.world_size, min(most_chunks, 2))
     search = _Search(collective, topology, root)
     _check_work(method, topology.world_size, len(search.graphs[0].hops), most_chunks)
     refused: dict[SearchedShape, Answer] = {}

@@ -150,6 +150,9 @@ class HopGraph:
         return HopGraph(self.world_size, hops, limits, self.bandwidth * speed)
 
 
+_MOST_TIMES = 1 << 40  # a solver computes with whole numbers of 64 bits
+
+
 def hops_of(topology: Topology) -> HopGraph:
     """Find the hops of a topology, and what they share.
 
@@ -163,6 +166,12 @@ def hops_of(topology: Topology) -> HopGraph:
         min(Fraction(topology.links[index].fastest) for index in route) for route in routes.values()
     ]
     slowest = min(fastest, default=Fraction(1))
+    if max(fastest, default=slowest) > _MOST_TIMES * slowest:
+        raise ArgumentError(
+            "the fastest way between two ranks is too many times as fast as the slowest one",
+            argument="topology", expected=f"at most {_MOST_TIMES} times",
+            got=f"{float(max(fastest)):g} and {float(slowest):g} bytes per second",
+        )  # fmt: skip
     users: dict[int, list[int]] = {}
     for hop, route in enumerate(routes.values()):
         for index in route:

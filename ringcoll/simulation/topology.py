@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from math import isfinite
 from typing import Any, TypedDict
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, printable
 from ringcoll.schedule import LARGEST_WORLD
 
+MOST_BANDWIDTH, MOST_SECONDS = 10**18, 10**9
+"""Bytes per second, and seconds, of a byte too, beyond which times could not be computed with."""
 Node = int | str
 Number = int | float | Fraction
 
@@ -27,7 +28,7 @@ def checked(
 ) -> None:
     """Check a number of a topology, or of a call."""
     numeric = isinstance(value, int if whole else int | float | Fraction)
-    fits = numeric and not isinstance(value, bool) and isfinite(value)
+    fits = numeric and not isinstance(value, bool) and value - value == 0  # neither inf nor nan
     if fits and not (value < 0 or (positive and not value) or (most is not None and value > most)):
         return
     kind = "a whole number" if whole else "a finite number"
@@ -66,15 +67,17 @@ class Link:
     lanes: Number | None = 1
 
     def __post_init__(self) -> None:
-        checked("bandwidth", self.bandwidth, positive=True)
-        checked("latency_s", self.latency_s)
+        checked("bandwidth", self.bandwidth, positive=True, most=MOST_BANDWIDTH)
+        if self.bandwidth * MOST_SECONDS < 1:
+            checked("bandwidth", 0, positive=True)
+        checked("latency_s", self.latency_s, most=MOST_SECONDS)
         if self.lanes is not None:
             checked("lanes", self.lanes, positive=True)
 
     @property
     def name(self) -> str:
         """The link in words, such as ``0 -> leaf 0``."""
-        return f"{self.source} -> {self.target}"
+        return printable(f"{self.source} -> {self.target}")
 
     @property
     def back(self) -> Link:
@@ -155,8 +158,10 @@ class Topology:
 
     def __post_init__(self) -> None:
         checked("world_size", self.world_size, positive=True, whole=True, most=LARGEST_WORLD)
+        for name in ("name", "source"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
         for name in ("alpha_s", "overhead_s", "gamma_s_per_byte"):
-            checked(name, getattr(self, name))
+            checked(name, getattr(self, name), most=MOST_SECONDS)
         if self.memory_nbytes is not None:
             checked("memory_nbytes", self.memory_nbytes, positive=True, whole=True)
         for link in self.links:

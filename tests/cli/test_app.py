@@ -364,3 +364,21 @@ def test_an_unknown_shell_is_one_line(run):
     assert result.stderr.splitlines()[-1] == (
         "Error: Invalid value for '--completion': 'tcsh' is not one of 'bash', 'zsh', 'fish'."
     )
+
+
+@pytest.mark.parametrize("word, nearest", [("shwo", "show"), ("verfiy", "verify"), ("xyzw", None)])
+def test_the_nearest_command_is_suggested(run, word, nearest):
+    result = run(word)
+    assert result.exit_code == 2
+    assert (f"did you mean {nearest!r}?" in result.stderr) is (nearest is not None)
+
+
+@pytest.mark.parametrize("command", ["show", "order", "export", "simulate"])
+def test_the_collective_is_an_argument_or_an_option(run, command):
+    words = run(command, "tree", "reduce", "-k", "2")
+    assert words.exit_code == 0
+    assert run(command, "tree", "-c", "reduce", "-k", "2").stdout == words.stdout
+    assert (
+        run(command, "tree", "--collective", "reduce", "reduce", "-k", "2").stdout == words.stdout
+    )
+    assert "two collectives" in run(command, "tree", "reduce", "-c", "all_reduce").stderr

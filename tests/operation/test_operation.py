@@ -15,7 +15,21 @@ from ringcoll.algorithms import find
 from ringcoll.cost import built_in
 from ringcoll.errors import ArgumentError
 from ringcoll.operation.operation import Operation, Request, resolve
-from ringcoll.schedule import OperandOrder, contract
+from ringcoll.schedule import (
+    OperandOrder,
+    Program,
+    Schedule,
+    Step,
+    contract,
+    copy,
+    inp,
+    out,
+    recv_reduce,
+    reduce,
+    send,
+    tmp,
+    verify,
+)
 from ringcoll.transport import costs_of
 
 WORLD_SIZE = 2
@@ -160,6 +174,26 @@ def test_places_at_which_tensors_come_again_are_remembered_and_old_ones_forgotte
         assert kept == {second.data_ptr(), third.data_ptr()}
 
     run_threads(main, 2)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_place_that_is_copied_to_itself(in_place: bool) -> None:
+    def program(rank: int) -> Program:
+        reduced = recv_reduce(1 - rank, out(0), inp(0))
+        yield Step(copy(tmp(0, 0), inp(0)), send(1 - rank, inp(0)), reduced)
+        yield Step(copy(tmp(0, 0), tmp(0, 0)), reduce(out(0), out(0)))
+        yield Step(copy(out(0), out(0)))
+
+    schedule = Schedule("all_reduce", "copied", 2, 1, 1, program)
+    verify(schedule)
+
+    def main(group: LocalGroup) -> list[float]:
+        tensor = torch.arange(5.0) * 10 ** group.rank()
+        output = tensor if in_place else torch.zeros(5)
+        ringcoll.all_reduce(tensor, group=group, algorithm=schedule, out=output)
+        return output.tolist()
+
+    assert run_threads(main, 2) == [[0.0, 11.0, 22.0, 33.0, 44.0]] * 2
 
 
 def test_tensors_that_are_copied_first_leave_no_binding() -> None:

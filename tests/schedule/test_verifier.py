@@ -240,11 +240,35 @@ def swapped(schedule: Schedule, *, in_turn: bool) -> Iterator[Mutant]:
         yield f"{place}: swapped with the next", with_programs(schedule, mutant)
 
 
+def strayed(schedule: Schedule) -> Iterator[Mutant]:
+    """One more operation, which changes nothing and whose place is not there."""
+    programs = programs_of(schedule)
+    numbers = schedule.num_chunks, schedule.num_slots
+    nowhere = inp(numbers[0]), out(numbers[0]), out(-1), tmp(numbers[1], 0), tmp(-1, 0)
+    for place in places(programs):
+        operation = operation_at(programs, place)
+        for ref in nowhere:
+            for stray in (copy(ref, ref), reduce(ref, ref, final=False)):
+                mutant = put(programs, place, operation, stray)
+                yield f"{place}: {stray} behind it", with_programs(schedule, mutant)
+
+
+def copied(schedule: Schedule) -> Iterator[Mutant]:
+    """A place that an operation reads or writes is also copied to itself."""
+    programs = programs_of(schedule)
+    for place in places(programs):
+        operation = operation_at(programs, place)
+        for ref in refs_of(operation):
+            mutant = put(programs, place, operation, copy(ref, ref))
+            yield f"{place}: {ref} copied to itself", with_programs(schedule, mutant)
+
+
 FATAL: dict[str, Callable[[Schedule], Iterator[Mutant]]] = {
     "drop": dropped,
     "double": doubled,
     "misroute": lambda schedule: rewritten(schedule, other_peers),
     "re-chunk": lambda schedule: rewritten(schedule, other_chunks),
+    "stray": strayed,
 }
 HARMFUL_OR_EQUIVALENT: dict[str, Callable[[Schedule], Iterator[Mutant]]] = {
     "delay": lambda schedule: moved(schedule, 1),
@@ -252,6 +276,7 @@ HARMFUL_OR_EQUIVALENT: dict[str, Callable[[Schedule], Iterator[Mutant]]] = {
     "delay message": late_messages,
     "swap": lambda schedule: swapped(schedule, in_turn=False),
     "swap turns": lambda schedule: swapped(schedule, in_turn=True),
+    "copy to itself": copied,
     "other slot": lambda schedule: rewritten(schedule, other_slots),
 }
 
@@ -901,6 +926,32 @@ def test_a_copy_and_a_reduction_into_one_place() -> None:
         verify(Schedule("all_reduce", "two writers", 2, 1, 0, program))
 
 
+@pytest.mark.parametrize(
+    "operation, message",
+    [
+        (copy(out(99), out(99)), "reads out[99], which was never written"),
+        (copy(tmp(0, 1), tmp(0, 0)), "tmp0[1] holds data of another length class"),
+        (copy(tmp(1, 0), tmp(1, 0)), "reads tmp1[0], which was never written"),
+        (copy(inp(0), inp(0)), "writes in[0], but the input must survive"),
+        (copy(inp(0), out(0)), "writes in[0], but the input must survive"),
+        (reduce(out(9), out(9), final=False), "reads out[9], which was never written"),
+    ],
+    ids=str,
+)
+def test_a_copy_within_one_place_is_looked_at(operation: Operation, message: str) -> None:
+    def program(rank: int) -> Program:
+        yield Step(
+            copy(tmp(0, 0), inp(0)), send(1 - rank, inp(0)), recv_reduce(1 - rank, out(0), inp(0))
+        )
+        yield Step(copy(out(0), out(0)), copy(tmp(0, 0), tmp(0, 0)))
+        if rank == 1:
+            yield Step(operation)
+
+    error = failure(schedule_with(program, num_slots=1), "an operand is nowhere")
+    assert (error.message, error.rank, error.step) == (message, 1, 2)
+    assert error.grid.count("**") == 2
+
+
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
 def test_each_check_fails_where_it_should(broken: Broken) -> None:
     with pytest.raises(VerificationError) as caught:
@@ -996,6 +1047,10 @@ def with_one_local_chunk_for_two(rank: int) -> Program:
         yield Step(recv_reduce(0, into, inp(0), received_left=True, final=True))
 
 
+def with_an_empty_message(rank: int) -> Program:
+    yield Step(send(1 - rank), recv(1 - rank))
+
+
 def reading_a_negative_slot(rank: int) -> Program:
     """Slot -1 would lie where the output is."""
     yield Step(copy(out(0), inp(0)))
@@ -1010,6 +1065,7 @@ def reading_a_negative_slot(rank: int) -> Program:
         (with_a_word, "is not an operation", 0),
         (reducing_nothing, "there is nothing to reduce", 0),
         (with_one_local_chunk_for_two, "as many local as target chunks are needed", 1),
+        (with_an_empty_message, "the message has no chunk", 0),
         (reading_a_negative_slot, "was never written", 0),
     ],
 )
@@ -1027,16 +1083,22 @@ def test_what_is_not_a_program(program: Callable[[int], Program], message: str, 
         (recv_reduce(1, 0, 0), "RecvReduce"),  # type: ignore[arg-type]
         (copy(0, 0), "Copy"),  # type: ignore[arg-type]
         (reduce(out(0), inp(0), 0), "Reduce"),  # type: ignore[arg-type]
+        (copy(out(0), (inp(0),)), "Copy"),  # type: ignore[arg-type]
+        (Send(1, [inp(0)]), "Send"),  # type: ignore[arg-type]
+        (send(1, inp(0.0)), "Send"),  # type: ignore[arg-type]
+        (copy(out(False), inp(0)), "Copy"),
+        (copy(tmp(0.0, 0), inp(0)), "Copy"),  # type: ignore[arg-type]
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_number_for_a_reference(operation: Operation, name: str) -> None:
+def test_something_else_for_a_reference(operation: Operation, name: str) -> None:
     def program(rank: int) -> Program:
         yield Step(operation) if rank == 0 else Step(send(0, inp(0), inp(0)))
 
-    error = failure(schedule_with(program), "it has no reference")
+    error = failure(schedule_with(program, num_slots=1), "it has no reference")
     assert error.message == f"{name} has no reference to a chunk"
-    assert (error.rank, error.step, error.got) == (0, 0, "0")
+    assert (error.rank, error.step) == (0, 0)
+    assert error.got in ("0", "(inp(0),)", "[inp(0)]", "inp(0.0)", "out(False)", "tmp(0.0, 0)")
     assert error.expected == "inp(chunk), out(chunk) or tmp(slot, chunk)"
 
 
