@@ -38,7 +38,7 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.group import Call, Communicator, Queue, Work
-from ringcoll.machine import at_end, begun, own_address, place, private, seconds_of, store_host
+from ringcoll.machine import at_end, begun, common, life, own_address, place, seconds_of, store_host
 from ringcoll.resilient.membership import Membership
 from ringcoll.resilient.succession import Member, View
 from ringcoll.schedule import contract
@@ -474,7 +474,8 @@ def start(
             got=group,
         )
     rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
-    store = dist.PrefixStore("ringcoll/resilient", private(group.get_group_store()))
+    outer = dist.PrefixStore("ringcoll/resilient", group.get_group_store())
+    store = common(outer, life(outer, rank, world_size, timeout_s))
     lives = Lives(store, rank, world_size)
     lives.tell()
 

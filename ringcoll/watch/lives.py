@@ -98,11 +98,12 @@ class Lives:
     """The processes of a group's ranks, each of which calls `tell`.
 
     ``processes`` are those of other ranks on this host, and ``elsewhere`` those on other hosts,
-    as they have been seen.
+    as they have been seen; ``is_told`` says whether `tell` was called.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._store, self.rank, self.world_size = store, rank, world_size
+        self.store, self.is_told = store, False
         self._unknown = set(range(world_size)) - {rank}
         # Those of other hosts to which there are lines, whoever is waited for: in large groups the
         # ranks at distances that are powers of two, with which most algorithms exchange messages.
@@ -122,6 +123,7 @@ class Lives:
         with contextlib.suppress(OSError):  # there is no way any more
             host = own_address(store_host(self._store))
         own = Process.own(host)
+        self.is_told = True
         tell(self._store, self.rank, own)
         if own.address is not None:
             self._learn(self._near)
