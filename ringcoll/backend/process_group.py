@@ -45,7 +45,7 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives import groups, share_for
 from ringcoll.errors import ArgumentError
 from ringcoll.group import Work
-from ringcoll.machine import answered, check_goes_on, common, seconds_of, untraced
+from ringcoll.machine import answered, check_goes_on, common, life, seconds_of, untraced
 from ringcoll.schedule import CONTRACTS, contract
 from ringcoll.transport import streams
 from ringcoll.watch import Lives
@@ -68,7 +68,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     Parameters
     ----------
     store
-        Store that all ranks of the group see, and that nobody else uses.
+        Store that all ranks of the group see, and that nobody else uses; ranks of an earlier start
+        of the program may have.
     rank, world_size
         Rank of this process, and number of ranks.
     timeout
@@ -111,11 +112,10 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._keywords = {
             collective: self.options.keywords(collective, world_size) for collective in CONTRACTS
         }
-        self._store = store
-        # So that a death before the first call is seen.
-        own = answered(store, timeout.total_seconds(), lambda: common(store))
-        lives = Lives(own, rank, world_size)
-        lives.tell()
+        limit_s = timeout.total_seconds()
+        begin = partial(_begun, store, rank, world_size, limit_s)
+        self.life, self.lives = answered(store, limit_s, begin)
+        self._store = dist.PrefixStore(self.life, store)
         self._issued = 0
         groups.use(
             self,
@@ -126,7 +126,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             refit=self.options.refit,
         )
         self._coalesced: list[Work] | None = None
-        self._messages = PointToPoint(store, timeout, lives)
+        self._messages = PointToPoint(self._store, timeout, self.lives)
         # For CUDA tensors torch sees gloo's group, too. torch would connect NCCL's group at once
         # if torch has got a `device_id`, and in vain if ranks share a GPU.
         for device in devices or (("cpu", "cuda") if self._messages.has_nccl else ("cpu",)):
@@ -134,6 +134,9 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._set_default_backend(_CUSTOM)
         self._devices = devices
         self._others: dict[str, Any] = {}  # backends of other devices in the map
+        # The store may be gone before the first call, with the process that holds it.
+        if world_size > 1 and "cpu" in (devices or ("cpu",)):
+            groups.communicator(self, torch.device("cpu")).begin()
 
     def take_over(self, native: Any, kinds: Mapping[str, Any]) -> None:
         """Take the backends of other devices, of these kinds, from a group of torch."""
@@ -413,6 +416,14 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._messages.shutdown()
         for backend in self._others.values():
             backend.shutdown()
+
+
+def _begun(store: dist.Store, rank: int, world_size: int, limit_s: float) -> tuple[str, Lives]:
+    """The group's `life`, and the lives of its ranks, so that a death before a call is seen."""
+    name = life(store, rank, world_size, limit_s)
+    lives = Lives(common(store, name), rank, world_size)
+    lives.tell()
+    return name, lives
 
 
 def _device_of(arguments: Any) -> torch.device:

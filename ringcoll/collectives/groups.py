@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import torch
@@ -36,7 +38,7 @@ from ringcoll.transport import (
     streams,
     with_memory,
 )
-from ringcoll.watch import Names
+from ringcoll.watch import Lives, Names
 
 ANY_GPU = torch.device("cuda")
 """The current GPU of a process, whichever that is."""
@@ -184,7 +186,9 @@ class StoreGroup(OwnGroup):
         verify_messages: bool | None = None,
         refits: bool = False,
     ) -> None:
-        where = store, rank, world_size, timeout_s, torch.device("cpu"), transport
+        # A long wait on the user's connection would block it.
+        lives = Lives(answered(store, timeout_s, lambda: common(store)), rank, world_size)
+        where = lives, rank, world_size, timeout_s, torch.device("cpu"), transport
         super().__init__(member_at(*where, verify_messages=verify_messages, refits=refits))
 
     def on(self, device: torch.device) -> Communicator:
@@ -201,7 +205,7 @@ class StoreGroup(OwnGroup):
 
 
 def member_at(
-    store: dist.Store,
+    lives: Lives,
     rank: int,
     world_size: int,
     timeout_s: float,
@@ -209,18 +213,17 @@ def member_at(
     asked: str | None,
     *,
     prefix: str = "ringcoll",
+    token: str = "",
     verify_messages: bool | None = None,
     fit: str | None = None,
     refits: bool = False,
 ) -> Communicator:
-    """A rank's end of a group whose ranks meet at a store, for tensors on a device."""
+    """A rank's end of a group whose ranks meet at the store of lives, for tensors on a device."""
     if device.type not in ("cpu", "cuda"):
         raise refused(
             "tensors on this device cannot be sent", "tensor", "cpu or cuda", device, rank
         )
-    # A long wait on the user's connection would block it.
-    own = answered(store, timeout_s, lambda: common(store))
-    store = dist.PrefixStore(prefix, own)
+    store = dist.PrefixStore(prefix, lives.store)
     if device == ANY_GPU:
         device = torch.device("cuda", streams.current_device())
     name = catalogue.resolved(device.type, asked, rank, device)
@@ -233,7 +236,7 @@ def member_at(
     transport.is_automatic = catalogue.named(device.type, asked, rank) == "auto"
     transport = as_asked(transport, verify_messages=verify_messages)
     sends = None if device.type == "cpu" else device
-    return Communicator(transport, monitor, timeout_s, sends, own, fit, refits)
+    return Communicator(transport, monitor, timeout_s, sends, lives, fit, refits, token)
 
 
 def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
@@ -343,26 +346,46 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
 def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     # `close` makes the group as new, so it must not see its old keys in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
-    where = group.get_group_store(), group.rank(), group.size(), time_limit_s(group), device
+    rank, world_size, limit_s = group.rank(), group.size(), time_limit_s(group)
+    life, lives = getattr(group, "life", ""), getattr(group, "lives", None)
+    if lives is None:
+        store = group.get_group_store()
+        # A long wait on the user's connection would block it.
+        own = lambda: common(store, _life_at(store, world_size))  # noqa: E731
+        lives = Lives(answered(store, limit_s, own), rank, world_size)
     asked = _asked.get(group, {})
     options = {name: asked[name] for name in asked.keys() - {"cpu", "cuda"}}
-    member = member_at(*where, asked.get(device.type), prefix=prefix, **options)
-    member.monitor.notices.names = _names_of(group)
+    where = lives, rank, world_size, limit_s, device, asked.get(device.type)
+    member = member_at(*where, prefix=prefix, token=life and f"{life}/{prefix}", **options)
+    reference = weakref.ref(group)
+    member.monitor.notices.names_of = lambda: _names_of(reference())
     with contextlib.suppress(RuntimeError):  # it has no backend for the CPU
         if isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo):
-            member.monitor.lives.native = weakref.ref(group)
+            lives.native = reference
     return member
 
 
-def _names_of(group: dist.ProcessGroup) -> Names:
+def _names_of(group: dist.ProcessGroup | None) -> Names:
     """How a group of torch is called; one that torch has not made has no ranks of the program."""
-    if group is dist.GroupMember.WORLD:
+    if group is None or group is dist.GroupMember.WORLD:
         return Names()
     ranks, name = list[int](), group.group_desc
     with contextlib.suppress(KeyError, ValueError):
         ranks = dist.get_process_group_ranks(group)
     is_whole = ranks == [*range(len(ranks))] and len(ranks) == dist.get_world_size()
     return Names(() if is_whole else ranks, "" if name == "undefined" else name)
+
+
+def _life_at(store: dist.Store, world_size: int) -> str:
+    """As `life`, for a group of torch that is connected; empty if its backend is not gloo.
+
+    Nobody is waited for: the addresses that gloo writes into the store are others in each life, and
+    who is connected to a rank finds the address of this life.
+    """
+    keys = [f"cpu//0/{rank}" for rank in range(world_size)]
+    if "TORCH_GLOO_LAZY_INIT" in os.environ or not store.check(keys):
+        return ""
+    return sha256(b"".join(map(store.get, keys))).hexdigest()
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:
@@ -438,6 +461,9 @@ def use(
     if not chosen:
         arguments = "transport, cuda_transport, verify_messages, fit, refit"
         raise refused("nothing was chosen", arguments, "at least one of them", "none", rank)
+    members = members_of(group)
+    if members and not any(member.num_issued for member in members):
+        close(group)  # the ranks have met, as was chosen before
     in_use = set(_known.get(weakref.ref(group), {}))
     if chosen.keys() <= {"cpu", "cuda"}:
         in_use &= chosen.keys()

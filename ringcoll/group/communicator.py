@@ -193,11 +193,13 @@ class Communicator:
     device
         Device of all tensors that may be sent; ``None`` for CPU tensors.
     lives
-        Where the ranks tell which processes they are; by default in ``store``.
+        The processes of the ranks; by default the ranks tell them in ``store``.
     fit
         A file of ``ringcoll fit``, which rank 0 reads when the ranks meet.
     refits
         Whether the ranks measure anew, and fit, when operations have become slow.
+    token
+        A text that no other group has; by default the ranks agree on one in ``store``.
     """
 
     def __init__(
@@ -206,9 +208,10 @@ class Communicator:
         store: dist.Store,
         timeout_s: float,
         device: torch.device | None = None,
-        lives: dist.Store | None = None,
+        lives: Lives | None = None,
         fit: str | None = None,
         refits: bool = False,
+        token: str = "",
     ) -> None:
         check_goes_on()
         self.transport, self.timeout_s, self.device = transport, timeout_s, device
@@ -216,7 +219,7 @@ class Communicator:
         self.operations: dict[Any, Operation] = {}
         self._remembering = threading.RLock()
         self.memory = Workspace(self._forget_memory)
-        processes = Lives(lives or store, self.rank, self.world_size)
+        processes = lives or Lives(store, self.rank, self.world_size)
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
         self.progress = self.monitor.progress
         self.store = store
@@ -245,13 +248,17 @@ class Communicator:
         self._asked_to_meet = False
         self._num_refits = 0
         _open_communicators[self] = None
-        self.token = answered(store, timeout_s, partial(self._introduce, processes))
+        self.token = token
+        if not (processes.is_told and token):
+            answered(store, timeout_s, partial(self._introduce, processes))
         if self.world_size > 1:
             flight_recorder.watch(self)
 
-    def _introduce(self, processes: Lives) -> str:
-        processes.tell()
-        return flight_recorder.token(self.store) if self.world_size > 1 else ""
+    def _introduce(self, processes: Lives) -> None:
+        if not processes.is_told:
+            processes.tell()
+        if self.world_size > 1 and not self.token:
+            self.token = flight_recorder.token(self.store)
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -627,12 +634,23 @@ class Communicator:
     def _look(self, number: int, timeout_s: float) -> None:
         """Look with all ranks whether operations have become slow; if so, refit."""
         assert self._refits is not None
-        self.progress.current = number, Turn("a look at the network", lambda: None)
+        with self._watched(number, "a look at the network", timeout_s):
+            if self._refits.look(self.transport, number, timeout_s):
+                self.refit(timeout_s, by_itself=True)
+
+    def begin(self) -> None:
+        """Meet the other ranks before the first operation; all ranks call it."""
+        with self._watched(0, "the making of the group", self.timeout_s):
+            self._meet(self.timeout_s)
+
+    @contextlib.contextmanager
+    def _watched(self, number: int, name: str, timeout_s: float) -> Iterator[None]:
+        """Let the monitor look after a block in which ranks wait for each other."""
+        self.progress.current = number, Turn(name, lambda: None)
         if not self.monitor.awake:
             self.monitor.wake()
         try:
-            if self._refits.look(self.transport, number, timeout_s):
-                self.refit(timeout_s, by_itself=True)
+            yield
         except BaseException as error:  # noqa: BLE001  # it is raised
             self._fail(error, timeout_s)
         finally:

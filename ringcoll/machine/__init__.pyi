@@ -72,6 +72,7 @@ from .stores import begun as begun
 from .stores import common as common
 from .stores import gone as gone
 from .stores import is_served_here as is_served_here
+from .stores import life as life
 from .stores import not_of_a_rank as not_of_a_rank
 from .stores import private as private
 from .stores import read_all as read_all

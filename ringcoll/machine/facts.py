@@ -63,6 +63,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+@functools.cache
 def cpu() -> str:
     """Name of the processor, with family and model, if known: a name may stand for several."""
     with contextlib.suppress(OSError):

@@ -28,6 +28,7 @@ from ringcoll.machine.program import at_end, started
 
 Answer = TypeVar("Answer")
 
+_FIRST_PAUSE_S, _PAUSE_S = 0.0001, 0.02  # between two looks into a store
 _CONNECTING_S = 1.0
 _LOOK_S = 0.02  # between two looks whether the host of a store lives, while torch connects to it
 _GIVING_UP_S = 5.0  # for torch to give up: 0.6 to 3.1 s in 12 tries with the limit above
@@ -53,12 +54,12 @@ def appears(
     would block the store for other threads. It ends at ``deadline``, as ``time.monotonic`` counts,
     or when ``given_up`` says that it is in vain.
     """
-    pause_s = 0.0005
+    pause_s = _FIRST_PAUSE_S
     while not store.check(keys):
         if given_up() or time.monotonic() > deadline:
             return False
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.02)
+        pause_s = min(2 * pause_s, _PAUSE_S)
     return True
 
 
@@ -142,6 +143,50 @@ def _below(store: dist.Store) -> dist.Store:
     return store
 
 
+def life(store: dist.Store, rank: int, world_size: int, limit_s: float) -> str:
+    """A text that all ranks of a group get, and no earlier group at the store has got.
+
+    All ranks call it. A store may outlive its ranks (``torchrun --max-restarts``, a file), and the
+    keys that they have left there look like those of the next ranks, wherever a rank was killed.
+    So each rank asks with a word that it draws, and rank 0 answers to the word, by its own word:
+    nobody hears what was answered in an earlier life. Rank 0 goes on, as words of earlier lives are
+    replaced, until each rank has told, in a key with rank 0's word, that it has heard.
+
+    Raises `CollectiveTimeoutError` if a rank does not come within ``limit_s`` seconds.
+    """
+    own, deadline = uuid.uuid4().hex, time.monotonic() + limit_s
+    missing = [0] if rank else [*range(1, world_size)]
+    if rank:
+        store.set(f"word/{rank}", own)
+        if appears(store, [f"answer/{own}"], deadline):
+            word = read_text(store, f"answer/{own}")
+            store.set(f"heard/{word}/{rank}", "")
+            return word
+    elif _heard_by(store, own, missing, deadline):
+        return own
+    ranks = ", ".join(f"rank {peer}" for peer in missing)
+    text = f"rank {rank} waited {limit_s:g} s for {ranks} to make the group"
+    raise CollectiveTimeoutError(text, peer=missing[0])
+
+
+def _heard_by(store: dist.Store, own: str, missing: list[int], deadline: float) -> bool:
+    """Answer to the ranks that are missing until all have heard it: see `life`."""
+    answered_words = dict[int, str]()
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        for peer in missing:
+            if store.check([f"word/{peer}"]):
+                word = read_text(store, f"word/{peer}")
+                if answered_words.get(peer) != word:
+                    store.set(f"answer/{word}", own)
+                    answered_words[peer] = word
+        missing[:] = [peer for peer in missing if not store.check([f"heard/{own}/{peer}"])]
+        if not missing or time.monotonic() > deadline:
+            return not missing
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S)
+
+
 def private(store: dist.Store) -> dist.Store:
     """A connection of its own to a store: a long wait on a connection blocks all its other users.
 
@@ -169,18 +214,20 @@ _MOST_COMMON = 8
 os.register_at_fork(after_in_child=_common.clear)
 
 
-def common(store: dist.Store) -> dist.Store:
+def common(store: dist.Store, name: str = "") -> dist.Store:
     """A part of a store that all callers with the store share, over one connection of the process.
 
-    The connection is not the user's; no look over it may be a long wait. Raises as `private`.
+    ``name`` is that of the part, if the callers have agreed on one: see `life`. The connection is
+    not the user's; no look over it may be a long wait. Raises as `private`.
     """
     below = _below(store)
     if not isinstance(below, dist.TCPStore):
-        return private(store)
+        return dist.PrefixStore(name, private(store)) if name else private(store)
     key = below.host, below.port, place()
     known = _common.get(key)
     try:
-        name = store.compare_set("common", "", uuid.uuid4().hex).decode(errors="replace")
+        if not name:
+            name = store.compare_set("common", "", uuid.uuid4().hex).decode(errors="replace")
         if known is not None:
             known.check(["alive"])
     except RuntimeError:  # the store is gone, or the one that was at its address before

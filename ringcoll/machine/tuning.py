@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,13 @@ class Tuned:
 
 def read(path: Path) -> list[Tuned]:
     """Read a file of ``ringcoll tune``; a `TuningFileError` names the file if it is none."""
+    status = path.stat() if _exists(path) else None
+    # Every group asks: a file that was not replaced is read once.
+    return list(_read(path, status and (status.st_ino, status.st_size, status.st_mtime_ns)))
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, version: object) -> list[Tuned]:
     try:
         entries = _document(path, _FORMAT, "tune").get("tables")
         if not isinstance(entries, list):

@@ -43,9 +43,10 @@ from ringcoll.machine import (
     answered,
     at_end,
     begun,
+    common,
+    life,
     own_address,
     place,
-    private,
     seconds_of,
     store_host,
 )
@@ -485,9 +486,9 @@ def start(
             got=group,
         )
     rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
-    users = group.get_group_store()
-    own = answered(users, timeout_s, lambda: private(users))
-    store = dist.PrefixStore("ringcoll/resilient", own)
+    outer = dist.PrefixStore("ringcoll/resilient", group.get_group_store())
+    own = lambda: common(outer, life(outer, rank, world_size, timeout_s))  # noqa: E731
+    store = answered(outer, timeout_s, own)
     lives = Lives(store, rank, world_size)
     lives.tell()
 

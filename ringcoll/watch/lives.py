@@ -108,12 +108,12 @@ class Lives:
     """The processes of a group's ranks, each of which calls `tell`.
 
     ``processes`` are those of other ranks on this host, and ``elsewhere`` those on other hosts,
-    as they have been seen.
+    as they have been seen; ``is_told`` says whether `tell` was called.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
-        self._store, self.rank, self.world_size = store, rank, world_size
-        self._is_gone = False
+        self.rank, self.world_size = rank, world_size
+        self.store, self.is_told, self._is_gone = store, False, False
         self._unknown = set(range(world_size)) - {rank}
         # Those of other hosts to which there are lines, whoever is waited for: in large groups the
         # ranks at distances that are powers of two, with which most algorithms exchange messages.
@@ -133,9 +133,10 @@ class Lives:
         """
         host = "127.0.0.1"
         with contextlib.suppress(OSError):  # there is no way any more
-            host = own_address(store_host(self._store))
+            host = own_address(store_host(self.store))
         own = Process.own(host)
-        tell(self._store, self.rank, own)
+        self.is_told = True
+        tell(self.store, self.rank, own)
         if own.address is not None:
             self._learn(self._near)
             far = (process for peer, process in self.elsewhere.items() if peer in self._near)
@@ -180,7 +181,7 @@ class Lives:
         """Read the processes of ranks that are not known yet, as far as they have told them."""
         if self._unknown and not self._is_gone:
             with contextlib.suppress(TimeoutError):
-                asked(self._store, _LOOK_S, partial(self._read, among))
+                asked(self.store, _LOOK_S, partial(self._read, among))
 
     def _read(self, among: Iterable[int] | None) -> None:
         peers = [*(self._unknown if among is None else self._unknown.intersection(among))]
@@ -188,10 +189,10 @@ class Lives:
         try:
             if not keys:
                 return
-            if not self._store.check(keys):  # some have not told it yet
-                known = [self._store.check([key]) for key in keys]
+            if not self.store.check(keys):  # some have not told it yet
+                known = [self.store.check([key]) for key in keys]
                 peers, keys = [*compress(peers, known)], [*compress(keys, known)]
-            for peer, key, text in zip(peers, keys, read_all(self._store, keys), strict=True):
+            for peer, key, text in zip(peers, keys, read_all(self.store, keys), strict=True):
                 self._unknown.discard(peer)
                 with contextlib.suppress(TransportError):  # no rank tells such a thing
                     process = Process.of(as_json(key, text))

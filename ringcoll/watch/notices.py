@@ -109,7 +109,12 @@ class Notices:
     def __init__(self, store: dist.Store, rank: int) -> None:
         self.store, self.rank, self.patience_s = store, rank, _LOOK_S
         self.is_gone = self.is_silent = False  # the store
-        self.names = Names()
+        self.names_of: Callable[[], Names] = Names  # torch knows a group after its making
+
+    @property
+    def names(self) -> Names:
+        """How the group and its ranks are called."""
+        return self.names_of()
 
     def verdict(self) -> dict[str, Any] | None:
         """Why the group is broken; ``None`` as long as no rank says so."""

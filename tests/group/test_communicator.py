@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringcoll
-from ringcoll.backend import process_group as backend
 from ringcoll.collectives import StoreGroup, communicator
 from ringcoll.errors import (
     FORKED,
@@ -59,9 +58,8 @@ def test_who_gives_up_while_the_ranks_connect_is_heard(
     monkeypatch.setattr(gloo, "meet", give_up)
 
     def main(rank: int) -> float:
-        options = ringcoll.Options(transport="gloo")
-        group = backend.ProcessGroup(store, rank, 2, timedelta(seconds=50), options)
-        members[rank] = communicator(group, CPU)
+        group = StoreGroup(store, rank, 2, 50.0, "gloo")
+        members[rank] = group.communicator
         kind = MismatchError if by_monitor and not rank else PeerLostError
         start = time.monotonic()
         with pytest.raises(kind):

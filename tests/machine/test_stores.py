@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 import resource
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ringcoll.errors import TransportError
-from ringcoll.machine import as_fields, begun, private, served, stores, within
+from ringcoll.errors import CollectiveTimeoutError, TransportError
+from ringcoll.machine import as_fields, begun, life, private, served, stores, within
+from tests.programs.threads import together
 
 
 class Reluctant:
@@ -50,6 +52,46 @@ def test_a_connection_is_tried_again(num_refused: int) -> None:
     connections: list[Any] = [store, connection]
     for one in connections:
         assert one.timeout == timedelta(seconds=77)
+
+
+class Mortal:
+    """A store that a rank uses, which is killed when it has made so many calls."""
+
+    def __init__(self, store: dist.Store, num_calls: int) -> None:
+        self.store, self.num_calls = store, num_calls
+
+    def __getattr__(self, name: str) -> Any:
+        if self.num_calls == 0:
+            raise SystemError("killed")
+        self.num_calls -= 1
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_agree_in_each_life_wherever_those_before_were_killed(world_size: int) -> None:
+    for dying, num_calls in itertools.product(range(world_size), range(9)):
+        store, earlier, lived = dist.HashStore(), set[str](), list[Any]()
+        for limit_s, most in ((0.02, num_calls), (0.02, num_calls // 2), (20.0, 1 << 30)):
+
+            def main(rank: int, most: int = most, limit_s: float = limit_s) -> str:
+                own: Any = Mortal(store, most if rank == dying else 1 << 30)  # noqa: B023
+                time.sleep(0.002 * ((rank - dying) % world_size))  # noqa: B023
+                return life(own, rank, world_size, limit_s)
+
+            earlier.update(name for name in lived if isinstance(name, str))
+            lived = together(world_size, main)
+        assert len(set(lived)) == 1, (dying, num_calls, lived)
+        assert isinstance(lived[0], str), (dying, num_calls, lived)
+        assert lived[0] not in earlier
+
+
+def test_who_does_not_come_to_a_life_is_named() -> None:
+    store = dist.HashStore()
+    store.set("word/1", "of an earlier life")
+    with pytest.raises(CollectiveTimeoutError, match=r"rank 0 waited 0.05 s for rank 1, rank 2"):
+        life(store, 0, 3, 0.05)
+    with pytest.raises(CollectiveTimeoutError, match=r"rank 2 waited 0.05 s for rank 0 to make"):
+        life(store, 2, 3, 0.05)
 
 
 def test_a_connection_that_others_use_is_never_handed_out() -> None:

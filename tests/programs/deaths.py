@@ -113,13 +113,20 @@ def _total(numel: int = 100, **options: Any) -> None:
     assert set(x.tolist()) == {dist.get_world_size()}, "a wrong value"
 
 
+def _has_not_met() -> None:
+    """Make the group as new: its ranks meet at the next operation, as on a group of another backend."""
+    ringcoll.close()
+
+
 def _before_meeting(is_victim: bool, store: dist.Store) -> None:
+    _has_not_met()
     if is_victim:
         _end()
     _total()
 
 
 def _meeting(is_victim: bool, store: dist.Store) -> None:
+    _has_not_met()
     if is_victim:
         mock.patch.object(Communicator, "_meet", _end).start()
     _total()
@@ -127,6 +134,7 @@ def _meeting(is_victim: bool, store: dist.Store) -> None:
 
 def _connecting(is_victim: bool, store: dist.Store) -> None:
     """The victim has told its address, and waits for the others."""
+    _has_not_met()
     if is_victim:
         threading.Timer(0.2, _end).start()
     else:
@@ -135,6 +143,7 @@ def _connecting(is_victim: bool, store: dist.Store) -> None:
 
 
 def _tuning(is_victim: bool, store: dist.Store) -> None:
+    _has_not_met()
     if is_victim:
         mock.patch.object(agreement, "measure", _end).start()
     _total()
@@ -224,6 +233,7 @@ def _stopped(is_victim: bool, store: dist.Store) -> None:
 def _stopped_before_meeting(is_victim: bool, store: dist.Store) -> None:
     """The store answers nobody; the ranks have made their ends of the group, and have not met."""
     rank, size = dist.get_rank(), dist.get_world_size()
+    _has_not_met()
     communicator(None, torch.device("cpu"))
     if is_victim:
         store.set("pid", str(os.getpid()))

@@ -416,7 +416,7 @@ def test_a_store_that_does_not_answer(monitor: Watched, monkeypatch: pytest.Monk
 
 def test_a_group_of_some_ranks_is_named_with_the_ranks_of_the_program(monitor: Watched) -> None:
     """The peer of an error stays the rank in the group."""
-    monitor.notices.names = Names([4, 6, 7, 9], "tp")
+    monitor.notices.names_of = lambda: Names([4, 6, 7, 9], "tp")
     call = f"in call 8 of the group tp of ranks 4, 6, 7, 9 ({CALL})"
     monitor.tells(1, waits=(7, 3))
     error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
