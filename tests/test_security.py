@@ -299,7 +299,7 @@ def test_the_interface_of_the_users_own_messages(monkeypatch: pytest.MonkeyPatch
     """Those of `dist.send` in the backend go where the library's go."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_interface")
     with pytest.raises(TransportError, match="rank 0 cannot listen for gloo on no_such_interface"):
-        PointToPoint(store := dist.HashStore(), timedelta(seconds=5), Lives(store, 0, 1))
+        PointToPoint(store := dist.HashStore(), timedelta(seconds=5), Lives(store, 0, 1), "life")
 
 
 def test_the_interfaces_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ from ringcoll.machine import (
     within,
 )
 from ringcoll.transport import GlooMesh, nccl, with_memory
-from ringcoll.watch import SENDS, Lives, UserMessage, begin_wait, flight_recorder, waits
+from ringcoll.watch import SENDS, Lives, Names, UserMessage, begin_wait, flight_recorder, waits
 
 _LARGEST_TAG = 2**31 - 1
 _MOST_LEFT = 64
@@ -53,9 +53,19 @@ _LOOK_S = 0.5  # for a look at the processes of the other ranks; who asks waits 
 
 
 class PointToPoint:
-    """The inner groups that carry the user's messages, over the store of the group."""
+    """The inner groups that carry the user's messages, over the store of the group.
 
-    def __init__(self, store: dist.Store, timeout: timedelta, lives: Lives) -> None:
+    ``life`` is a text that no other group has; ``names_of`` says how the group is called.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        timeout: timedelta,
+        lives: Lives,
+        life: str,
+        names_of: Callable[[], Names] = Names,
+    ) -> None:
         rank, world_size = lives.rank, lives.world_size
         self._store, self.rank, self._world_size = store, rank, world_size
         inner, limit_s = dist.PrefixStore("cpu", store), timeout.total_seconds()
@@ -68,9 +78,14 @@ class PointToPoint:
         self.left: deque[object] = deque(maxlen=_MOST_LEFT)
         self._pid = os.getpid()  # a process that is forked off does not have the group
         self.notice_s, self._lives, self.num_started = hang_notice_s(), lives, 0
+        self._token, self._names_of = f"{life}/messages", names_of
         if world_size > 1:
-            self._token = flight_recorder.token(dist.PrefixStore("messages", store))
             flight_recorder.watch(self)
+
+    @cached_property
+    def names(self) -> Names:
+        """How the group and its ranks are called; torch knows it by the first message."""
+        return self._names_of()
 
     @property
     def timeout(self) -> timedelta:
@@ -148,7 +163,7 @@ class PointToPoint:
             "transport": SENDS,
             "rank": self.rank,
             "world_size": self._world_size,
-            "ranks": [],
+            "ranks": self.names.members,
             "failure": None,
             "operations": [last] * bool(self.num_started),
             "running": running,
@@ -270,7 +285,9 @@ class PointToPointWork(dist.Work):
         messages_in_flight[self] = None
         self._messages, self._works = messages, works
         number = messages.num_started - 1
-        self._message = UserMessage(id(messages), number, messages.rank, method, peer, tag)
+        self._message = UserMessage(
+            id(messages), number, messages.rank, method, peer, tag, messages.names
+        )
         self._on_stream = tensor.device.type == "cuda"  # a wait orders the stream that is current
         self._aside: Future[None] | None = None  # the wait, where another thread waits
 

@@ -18,6 +18,7 @@ The collectives of the process group are the public functions of `ringcoll.colle
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -48,7 +49,7 @@ from ringcoll.group import Work
 from ringcoll.machine import answered, check_goes_on, common, life, seconds_of, untraced
 from ringcoll.schedule import CONTRACTS, contract
 from ringcoll.transport import streams
-from ringcoll.watch import Lives
+from ringcoll.watch import Lives, Names
 
 # pybind11's overloads and the names of their parameters are not ours to repeat.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -126,7 +127,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             refit=self.options.refit,
         )
         self._coalesced: list[Work] | None = None
-        self._messages = PointToPoint(self._store, timeout, self.lives)
+        names = partial(_names_of, weakref.ref(self))
+        self._messages = PointToPoint(self._store, timeout, self.lives, self.life, names)
         # For CUDA tensors torch sees gloo's group, too. torch would connect NCCL's group at once
         # if torch has got a `device_id`, and in vain if ranks share a GPU.
         for device in devices or (("cpu", "cuda") if self._messages.has_nccl else ("cpu",)):
@@ -416,6 +418,10 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._messages.shutdown()
         for backend in self._others.values():
             backend.shutdown()
+
+
+def _names_of(group: weakref.ref[ProcessGroup]) -> Names:
+    return groups.names_of(group())
 
 
 def _begun(store: dist.Store, rank: int, world_size: int, limit_s: float) -> tuple[str, Lives]:

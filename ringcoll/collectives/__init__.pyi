@@ -37,6 +37,7 @@ from .groups import bytes_sent as bytes_sent
 from .groups import close as close
 from .groups import communicator as communicator
 from .groups import messages_in_flight as messages_in_flight
+from .groups import names_of as names_of
 from .groups import peer_of as peer_of
 from .groups import refused as refused
 from .groups import share as share

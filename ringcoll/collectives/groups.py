@@ -358,22 +358,23 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     where = lives, rank, world_size, limit_s, device, asked.get(device.type)
     member = member_at(*where, prefix=prefix, token=life and f"{life}/{prefix}", **options)
     reference = weakref.ref(group)
-    member.monitor.notices.names_of = lambda: _names_of(reference())
+    member.monitor.notices.names_of = lambda: names_of(reference())
     with contextlib.suppress(RuntimeError):  # it has no backend for the CPU
         if isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo):
             lives.native = reference
     return member
 
 
-def _names_of(group: dist.ProcessGroup | None) -> Names:
+def names_of(group: dist.ProcessGroup | None) -> Names:
     """How a group of torch is called; one that torch has not made has no ranks of the program."""
     if group is None or group is dist.GroupMember.WORLD:
         return Names()
     ranks, name = list[int](), group.group_desc
     with contextlib.suppress(KeyError, ValueError):
         ranks = dist.get_process_group_ranks(group)
-    is_whole = ranks == [*range(len(ranks))] and len(ranks) == dist.get_world_size()
-    return Names(() if is_whole else ranks, "" if name == "undefined" else name)
+        if ranks == [*range(dist.get_world_size())]:
+            ranks = []
+    return Names(ranks, "" if name == "undefined" else name)
 
 
 def _life_at(store: dist.Store, world_size: int) -> str:

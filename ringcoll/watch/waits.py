@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
 from ringcoll.machine import in_words, line_of_thread, started
-from ringcoll.watch.notices import say
+from ringcoll.watch.notices import Names, say
 
 _POLL_S = 0.2  # between two looks
 _WORDS = {
-    "send": "rank {0.peer}, while it sent to it with tag {0.tag}",
-    "recv": "rank {0.peer}, while it received from it with tag {0.tag}",
-    "recv_anysource": "a rank, while it received from any with tag {0.tag}",
-    "batch": "a rank, in a batch of sends and receives",
+    "send": "{}, while it sent to it with tag {}",
+    "recv": "{}, while it received from it with tag {}",
+    "recv_anysource": "{}, while it received from any with tag {}",
+    "batch": "{}, in a batch of sends and receives",
 }
 
 
@@ -38,10 +38,12 @@ class UserMessage(NamedTuple):
     method: str
     peer: int | None
     tag: int
+    names: Names
 
     def in_words(self, verb: str) -> str:
         """What the message's rank does: it ``verb`` another one."""
-        return f"rank {self.rank} {verb} {_WORDS[self.method].format(self)}"
+        names, words = self.names, _WORDS[self.method].format(self.names.of(self.peer), self.tag)
+        return f"{names.of(self.rank)} {verb} {words}{f' in {names.group}' * bool(names.members)}"
 
     def record(self) -> dict[str, Any]:
         """The wait for the message, as `ringcoll.watch.flight_report` has an operation."""
