@@ -13,10 +13,15 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     """Start the processes of a test, outside of the deadlines of hypothesis."""
     on_ranks: Any = getattr(getattr(item, "function", None), "ringcoll_ranks", None)
     if on_ranks is not None:
+        from ringcoll.testing.pool import POOL
+
+        POOL.full_trace = item.config.getoption("fulltrace")
         on_ranks[0].warm(on_ranks[1])
 
 
 def pytest_unconfigure() -> None:
-    """End the processes."""
+    """End the processes, and the threads."""
+    if (module := sys.modules.get("ringcoll.testing.on_ranks")) is not None:
+        module.end_threads()
     if (module := sys.modules.get("ringcoll.testing.pool")) is not None:
         module.POOL.close()
