@@ -184,10 +184,7 @@ def copied(arguments: Sequence[Arguments], copy: Callable[[Any], Copy]) -> Copy:
 
 
 def _raise_cause(
-    error: RankError,
-    failures: Sequence[Failure],
-    world_size: int,
-    stacks: dict[int, str] = {},  # noqa: B006  # it is only read
+    error: RankError, failures: Sequence[Failure], world_size: int, stacks: dict[int, str]
 ) -> NoReturn:
     """Raise the death of a rank; if no rank died, the exception of the rank that failed first."""
     __tracebackhide__ = True
@@ -229,7 +226,7 @@ class _Pool:
                 sources = _sources(modules=[function[0].name])
                 ranks.run(_prepare, sources, sys.path, on_report=failures.append)
             except RankError as error:
-                _raise_cause(error, failures, largest)
+                _raise_cause(error, failures, largest, {})
             self._loaded.add(function[0])
         return ranks
 
@@ -359,9 +356,6 @@ def _on_rank(call: _Call) -> _Answer | None:
         return None
     main = threading.get_ident()
 
-    def show() -> None:
-        report((rank, stack_of(main)))
-
     def test() -> Any:
         sys.path[:] = call.path
         if not dist.is_initialized():
@@ -373,7 +367,9 @@ def _on_rank(call: _Call) -> _Answer | None:
             warnings.filters.extend(pickle.loads(call.filters))  # type: ignore[attr-defined]
             return run()
 
-    clock = threading.Timer(call.group.timeout_s + MORE_S / 2, show)
+    clock = threading.Timer(
+        call.group.timeout_s + MORE_S / 2, lambda: report((rank, stack_of(main)))
+    )
     clock.start()
     printed = io.StringIO()
     try:
@@ -445,7 +441,8 @@ def attempt(rank: int, function: Callable[[], Any], *, full_trace: bool = False)
 def stack_of(thread: int | None) -> str:
     """The frames of a thread above those of this library that call its test."""
     frames = stacks().get(thread or 0, ())
-    lines = itertools.takewhile(lambda frame: frame.file != __file__, frames)
+    room = str(Path(__file__).parent)
+    lines = itertools.takewhile(lambda frame: not frame.file.startswith(room), frames)
     return "".join(traceback.format_list([traceback.FrameSummary(*each) for each in lines][::-1]))
 
 
