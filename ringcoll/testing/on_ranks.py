@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import seconds_of, whole
+from ringcoll.testing import plugin
 from ringcoll.testing.inputs import Expected, mismatch
 from ringcoll.testing.pool import (
     MORE_S,
@@ -229,7 +230,7 @@ class _Threads:
 
     def _main(self, rank: int) -> None:
         while (call := self._calls[rank].get()) is not None:
-            outcome = attempt(rank, call, full_trace=POOL.full_trace)
+            outcome = attempt(rank, call, full_trace=plugin.full_trace)
             intact = isinstance(outcome, bytes) and len(dist.distributed_c10d._world.pg_map) == 1
             if not intact:
                 self._leave(rank)  # ranks that wait for this one fail soon

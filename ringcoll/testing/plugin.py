@@ -9,13 +9,20 @@ if TYPE_CHECKING:
     import pytest
 
 
+full_trace = False
+"""Whether tracebacks of ranks have frames of this library."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Note what tracebacks show."""
+    global full_trace  # noqa: PLW0603  # pytest has one configuration
+    full_trace = config.getoption("fulltrace")
+
+
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Start the processes of a test, outside of the deadlines of hypothesis."""
     on_ranks: Any = getattr(getattr(item, "function", None), "ringcoll_ranks", None)
     if on_ranks is not None:
-        from ringcoll.testing.pool import POOL
-
-        POOL.full_trace = item.config.getoption("fulltrace")
         on_ranks[0].warm(on_ranks[1])
 
 

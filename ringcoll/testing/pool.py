@@ -46,6 +46,7 @@ import torch.distributed as dist
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import RankError, Ranks, by_value, pickled, rendezvous, report
 from ringcoll.machine import stacks
+from ringcoll.testing import plugin
 
 _START_S = 120.0  # for ranks to start, and to load a test's module
 MORE_S = 2.0
@@ -197,8 +198,6 @@ def _raise_cause(
 
 
 class _Pool:
-    full_trace = False  # whether frames of this library are shown
-
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
         self._loaded: set[Source] = set()  # modules of functions that the ranks have loaded
@@ -247,7 +246,7 @@ class _Pool:
         sources = _sources(sent, *([packed] if isinstance(packed, bytes) else ()))
         call = _Call(
             group, self._number, packed, sent, sources, sys.path, _filters(), logging.root.level,
-            self.full_trace,
+            plugin.full_trace,
         )  # fmt: skip
         reports: list[Failure | tuple[int, str]] = []
         try:

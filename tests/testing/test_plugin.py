@@ -292,6 +292,7 @@ for function in (warn, log, ignored, error, plain):
         test = ranks(2, threads=threads)(function)
         test.__name__ = test.__qualname__ = f"test_{name}_{threads}"
         globals()[test.__name__] = test
+del test
 """
 
 
@@ -347,7 +348,7 @@ def test_classes_are_found_as_pytest_imports_them(pytester: pytest.Pytester) -> 
             "    return thing.checked(VALUE)\n"
             "@ranks(2)\ndef test_wrong(thing):\n    thing.checked(VALUE + 1)\n"
         )
-    options = ("--import-mode=importlib", "-o", "pythonpath=path", "-rA")
+    options = ("--import-mode=importlib", "-o", "pythonpath=path", "-rA", "sub3", "sub4")
     result = pytester.runpytest_subprocess(*PLUGIN, *options)
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.re_match_lines([r"E +assert 3 == \(?4", r"E +assert 4 == \(?5"])
@@ -406,18 +407,20 @@ def test_ranks_that_are_threads_keep_their_group(pytester: pytest.Pytester) -> N
     pytester.makepyfile(
         test_threads=f"""{HEAD}
 import threading
-def group():
-    return id(dist.group.WORLD), threading.get_ident()
+local = threading.local()
+def counted(more_groups=False):
+    if more_groups:
+        dist.new_group()
+    local.number = getattr(local, "number", 0) + 1
+    return local.number
 
 def test_kept():
     on = ranks(2, threads=True)
-    first = on.run(group)
-    assert on.run(group) == first
-    on.run(dist.new_group)
-    second = on.run(group)
-    assert not {{*second}} & {{*first}}
+    for number, more_groups in ((1, False), (2, False), (3, True), (1, False), (2, False)):
+        assert on.run(counted, more_groups) == [number] * 2
     with pytest.raises(ZeroDivisionError):
         on.run(divmod, 1, 0)
+    assert on.run(counted) == [1, 1]
     assert on.run(summed) == [3, 3]
     assert ranks(3, threads=True).run(summed) == [6, 6, 6]
     assert not dist.is_initialized()
