@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -22,6 +27,8 @@ from ringcoll.watch import FOREIGN, answering, ask, doing, in_words, read_record
 
 _LOOK_S = 0.05
 _GRACE_S = 5.0  # between asking a rank to end and killing it
+_PIPE_NBYTES = 1 << 20  # the most that a pipe holds
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # as torchrun hears them
 _ANSWER_S = 2.0  # a thread that is woken answers in milliseconds, on a busy machine later
 _COMMAND = 60  # characters
 
@@ -49,6 +56,7 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
     with --resilient they go on, as they can with ringcoll.resilient, and the exit status is 0 if
     any of them comes to its end. Options of the script stand behind it.
     """
+    from ringcoll.launch import leashed
     from ringcoll.machine import served  # it imports torch
 
     if not Path(script).is_file():
@@ -68,37 +76,74 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
         }
     )
     lost: list[OSError] = []  # why what the ranks print cannot be written
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    ranks: list[subprocess.Popen[str]] = []
+    heard: list[int] = []  # signals that end the command
+    ranks: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
+
+    def pause(*_: object) -> None:
+        _send(ranks, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        _send(ranks, signal.SIGCONT)
+
+    handlers: dict[int, Callable[..., object]] = {signal.SIGTSTP: pause}
+    handlers |= dict.fromkeys(_ENDING, lambda number, _: heard.append(number))
+    # What is ignored, as below nohup, stays so, for the ranks, too.
+    handlers = {n: f for n, f in handlers.items() if signal.getsignal(n) is not signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    running, ended = socket.socketpair()
     try:
         for rank in range(world_size):
             process = subprocess.Popen(  # noqa: S603  # the user's own script
-                [sys.executable, "-u", script, *arguments],
+                leashed(sys.executable, "-u", script, *arguments),
                 env=shared | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
+                bufsize=0,
+                start_new_session=True,  # signals reach the rank from here, with its own processes
             )
             ranks.append(process)
             for source, to in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert source is not None
-                passed = (rank, source, to, lost)
+                passed = (rank, _Output(source, ended), to, lost)
                 readers.append(threading.Thread(target=_pass_on, args=passed, daemon=True))
                 readers[-1].start()
-        status = _status(ranks, resilient, lost)
+        status = _status(ranks, resilient, lost, heard)
     finally:
-        _end(ranks)
-        signal.signal(signal.SIGTERM, before)
+        _end(ranks, heard)
+        running.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    deadline = time.monotonic() + _GRACE_S
     for reader in readers:
-        reader.join(_GRACE_S)  # a process that a rank has left behind may hold its output open
+        # Whoever has ended the command does not wait for those who read its output.
+        reader.join(max(0.0, deadline - time.monotonic()) if heard else None)
+    if signal.SIGINT in heard:
+        raise KeyboardInterrupt
     sys.exit(status)
 
 
-def _pass_on(rank: int, source: IO[str], to: TextIO, lost: list[OSError]) -> None:
+class _Output(io.RawIOBase):
+    """What a rank writes until all ranks have ended; other processes may hold the pipe for ever."""
+
+    def __init__(self, pipe: Any, ended: socket.socket) -> None:
+        self._pipe, self._ended, self._left = pipe, ended, _PIPE_NBYTES
+
+    def readable(self) -> bool:
+        """Whether it can be read, which `io.BufferedReader` asks."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what is there, or wait for more."""
+        if self._ended in wait([self._pipe, self._ended]):
+            if self._left <= 0 or not wait([self._pipe], 0.0):
+                return 0
+            self._left -= len(buffer)
+        return self._pipe.readinto(buffer)  # type: ignore[no-any-return]
+
+
+def _pass_on(rank: int, output: _Output, to: TextIO, lost: list[OSError]) -> None:
     """Pass on the lines of a rank, or drop them: a rank with a full pipe would wait for ever."""
-    for line in source:
+    for line in io.TextIOWrapper(io.BufferedReader(output), errors="replace"):
         text = f"[rank {rank}] {line}".removesuffix("\n") + "\n"
         try:
             to.write(text.encode(to.encoding, "replace").decode(to.encoding))
@@ -107,11 +152,15 @@ def _pass_on(rank: int, source: IO[str], to: TextIO, lost: list[OSError]) -> Non
             lost.append(OSError(error.errno, error.strerror, "the output"))
 
 
-def _status(ranks: list[subprocess.Popen[str]], resilient: bool, lost: list[OSError]) -> int:
+def _status(
+    ranks: list[subprocess.Popen[bytes]], resilient: bool, lost: list[OSError], heard: list[int]
+) -> int:
     """Wait for the ranks; the exit status of all of them. Raises what their output is lost for."""
     failed: list[int] = []
     left = {*range(len(ranks))}
     while left:
+        if heard:
+            return 128 + heard[0]
         for rank in [rank for rank in sorted(left) if ranks[rank].poll() is not None]:
             left.remove(rank)
             code = ranks[rank].returncode
@@ -127,17 +176,22 @@ def _status(ranks: list[subprocess.Popen[str]], resilient: bool, lost: list[OSEr
     return 0 if len(failed) < len(ranks) else failed[0]
 
 
-def _end(ranks: list[subprocess.Popen[str]]) -> None:
-    """End the ranks that have not ended."""
+def _send(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
+    """Send a signal to the ranks that live, and to the processes that these have started."""
     for process in ranks:
-        process.terminate()
-    deadline = time.monotonic() + _GRACE_S
-    for process in ranks:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+
+def _end(ranks: list[subprocess.Popen[bytes]], heard: list[int]) -> None:
+    """End the ranks that have not ended: by the signal that was heard; a second one kills them."""
+    _send(ranks, heard[0] if heard else signal.SIGTERM)
+    num_heard, deadline = len(heard), time.monotonic() + _GRACE_S
+    while any(process.poll() is None for process in ranks):
+        if len(heard) > num_heard or time.monotonic() > deadline:
+            _send(ranks, signal.SIGKILL)
+        time.sleep(_LOOK_S)
 
 
 # --- dump -------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 from . import mpiexec as mpiexec
+from .leash import leashed as leashed
 from .mpiexec import adopt_ranks as adopt_ranks
 from .plain_groups import LocalGroup as LocalGroup
 from .plain_groups import MpiGroup as MpiGroup

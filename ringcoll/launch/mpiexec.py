@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.launch.leash import leashed
 
 _GRACE_S = 10.0  # between asking mpiexec to end its ranks and killing it
 
@@ -102,7 +103,7 @@ def run(
     if os.geteuid() == 0:
         environment |= _AS_ROOT
     process = subprocess.Popen(  # noqa: S603  # what the caller names
-        [str(mpiexec), "-n", str(world_size), *program],
+        leashed(str(mpiexec), "-n", str(world_size), *program, by=signal.SIGTERM),
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

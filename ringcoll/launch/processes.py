@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import errno
+import fcntl
 import functools
 import io
 import multiprocessing
@@ -447,9 +448,18 @@ def _context() -> Any:
 
 def _end_with_program() -> None:
     """End with the program that has made the pool; the forkserver lives as long as its ranks."""
-    program = multiprocessing.parent_process()
-    assert program is not None
-    program.join()
+    program: Any = multiprocessing.parent_process()
+    if sys.platform == "linux":
+        # A rank that is stopped, or holds Python's lock, is killed by the system when the last
+        # process that holds the program's end of this pipe has ended.
+        fcntl.fcntl(program.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(program.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(program.sentinel, fcntl.F_SETFL, os.O_ASYNC)
+    try:
+        # Processes that the program has forked off hold that end, too.
+        wait([os.pidfd_open(program.pid)])  # type: ignore[attr-defined,unused-ignore]  # of Linux
+    except (AttributeError, OSError):
+        program.join()
     os._exit(1)
 
 

@@ -6,9 +6,11 @@ import copy
 import pickle
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
+from queue import Empty, SimpleQueue
 from types import FunctionType
 from typing import Any, TypeVar
 from unittest import TestCase
@@ -20,17 +22,22 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import seconds_of, whole
+from ringcoll.testing import plugin
 from ringcoll.testing.inputs import Expected, mismatch
 from ringcoll.testing.pool import (
+    MORE_S,
     POOL,
     Arguments,
     Failure,
     Group,
+    RanksTraceback,
     attempt,
     copied,
     join,
     leave,
     raise_first,
+    stack_of,
+    where,
 )
 
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -200,55 +207,119 @@ def _difference(value: Any, first: Any) -> str:
     return f"{value!r}, expected {first!r}"
 
 
+class _Threads:
+    """Ranks that are threads and keep their default group, as the processes of the pool do.
+
+    Each thread has its own world, as in torch's tests, while the program waits for a call's end.
+    """
+
+    def __init__(self, group: Group) -> None:
+        from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
+
+        self.group, self._world, self._store = group, ThreadLocalWorld(), dist.HashStore()
+        self._calls = [SimpleQueue[Callable[[], Any] | None]() for _ in range(group.world_size)]
+        self._answers = SimpleQueue[tuple[int, bytes | Failure, bool]]()
+        self.threads = [
+            threading.Thread(target=self._main, args=(rank,), name=f"rank-{rank}", daemon=True)
+            for rank in range(group.world_size)
+        ]
+        # A late thread must not end the group of the program: the parent takes and keeps the locks.
+        self._leaving = [threading.Lock() for _ in self.threads]
+        for thread in self.threads:
+            thread.start()
+
+    def _main(self, rank: int) -> None:
+        while (call := self._calls[rank].get()) is not None:
+            outcome = attempt(rank, call, full_trace=plugin.full_trace)
+            intact = isinstance(outcome, bytes) and len(dist.distributed_c10d._world.pg_map) == 1
+            if not intact:
+                self._leave(rank)  # ranks that wait for this one fail soon
+            self._answers.put((rank, outcome, intact))
+        self._leave(rank)
+
+    def _leave(self, rank: int) -> None:
+        if self._leaving[rank].acquire(blocking=False):
+            leave()
+            self._leaving[rank].release()
+
+    def run(self, tests: Sequence[Callable[[], Any]]) -> dict[int, bytes | Failure]:
+        """Call a function on each rank; the outcomes of those that are not late."""
+        outcomes: dict[int, bytes | Failure] = {}
+        intact = []
+
+        def joined(rank: int) -> Any:
+            if not dist.is_initialized():
+                join(self.group, rank, self._store)
+            return tests[rank]()
+
+        deadline = time.monotonic() + self.group.timeout_s + MORE_S
+        try:
+            with self._apart(), suppress(Empty):
+                for rank, calls in enumerate(self._calls):
+                    calls.put(partial(joined, rank))
+                while len(outcomes) < len(tests):
+                    left_s = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+                    rank, outcome, is_intact = self._answers.get(timeout=left_s)
+                    outcomes[rank] = outcome
+                    intact.append(is_intact)
+        finally:
+            if intact != [True] * len(tests):
+                self.close(outcomes)
+        return outcomes
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        c10d = dist.distributed_c10d
+        # torch's stubs do not have it.
+        isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+        world, c10d._world = c10d._world, self._world  # type: ignore[assignment]
+        isolate(True)
+        try:
+            yield
+        finally:
+            isolate(False)
+            c10d._world = world
+
+    def close(self, idle: Collection[int]) -> None:
+        """End the threads; only those of ranks that are idle are waited for."""
+        global _threads  # noqa: PLW0603  # of the process, as torch's default group is
+        _threads = None
+        for calls in self._calls:
+            calls.put(None)
+        with self._apart():
+            for rank, thread in enumerate(self.threads):
+                if rank in idle:
+                    thread.join(MORE_S)
+                self._leaving[rank].acquire()
+
+
+_threads: _Threads | None = None  # of the last call, if it left them a group
+
+
+def end_threads() -> None:
+    """End the ranks that are threads."""
+    if _threads is not None:
+        _threads.close(range(_threads.group.world_size))
+
+
 def _on_threads(
     group: Group, function: Callable[..., Any], arguments: Sequence[Arguments]
 ) -> list[Any]:
-    """Call a function on ranks that are threads, each with its own world, as in torch's tests."""
-    from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
-
+    """Call a function on ranks that are threads."""
+    global _threads  # noqa: PLW0603  # of the process, as torch's default group is
     __tracebackhide__ = True
     copies = [copied([each], copy.deepcopy)[0] for each in arguments]
-    outcomes: dict[int, bytes | Failure] = {}
-    # A late thread must not end the group of the program: the parent takes and keeps the locks.
-    leaving = [threading.Lock() for _ in copies]
-    store = dist.HashStore()
-    c10d = dist.distributed_c10d
-    # torch's stubs do not have it.
-    isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
-
-    def main(rank: int) -> None:
-        args, options = copies[rank]
-
-        def test() -> Any:
-            join(group, rank, store)
-            return function(*args, **options)
-
-        outcomes[rank] = attempt(rank, test)
-        if leaving[rank].acquire(blocking=False):
-            leave()
-            leaving[rank].release()
-
-    threads = [
-        threading.Thread(target=main, args=(rank,), name=f"rank-{rank}", daemon=True)
-        for rank in range(group.world_size)
-    ]
-    world = c10d._world
-    c10d._world = ThreadLocalWorld()  # type: ignore[assignment]
-    isolate(True)
-    try:
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + group.timeout_s
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-    finally:
-        for lock in leaving:
-            lock.acquire()
-        isolate(False)
-        c10d._world = world
-    raise_first([item for item in outcomes.values() if isinstance(item, Failure)], group.world_size)
+    if _threads is None or _threads.group != group:
+        end_threads()
+        _threads = _Threads(group)
+    threads = _threads.threads
+    outcomes = _threads.run([partial(function, *args, **options) for args, options in copies])
     late = sorted(set(range(group.world_size)) - outcomes.keys())
+    shown = {rank: stack_of(threads[rank].ident) for rank in late}
+    failures = [item for item in outcomes.values() if isinstance(item, Failure)]
+    raise_first(failures, group.world_size, shown)
     if late:
-        raise TimeoutError(f"ranks {late} were not done after {group.timeout_s:g} s")
+        text = f"ranks {late} were not done after {group.timeout_s + MORE_S:g} s"
+        raise TimeoutError(text) from RanksTraceback(where(shown))
     values = [outcomes[rank] for rank in range(group.world_size)]
     return [pickle.loads(value) for value in values if isinstance(value, bytes)]

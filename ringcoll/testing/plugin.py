@@ -9,6 +9,16 @@ if TYPE_CHECKING:
     import pytest
 
 
+full_trace = False
+"""Whether tracebacks of ranks have frames of this library."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Note what tracebacks show."""
+    global full_trace  # noqa: PLW0603  # pytest has one configuration
+    full_trace = config.getoption("fulltrace")
+
+
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Start the processes of a test, outside of the deadlines of hypothesis."""
     on_ranks: Any = getattr(getattr(item, "function", None), "ringcoll_ranks", None)
@@ -17,6 +27,8 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End the processes."""
+    """End the processes, and the threads."""
+    if (module := sys.modules.get("ringcoll.testing.on_ranks")) is not None:
+        module.end_threads()
     if (module := sys.modules.get("ringcoll.testing.pool")) is not None:
         module.POOL.close()

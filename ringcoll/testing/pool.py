@@ -5,8 +5,11 @@ starts with the first test, outlives tests that fail, and is started anew after 
 has not come back. The ranks keep their default group from call to call; they make another one after
 a failure, and where a test has made or ended groups.
 
-A rank finds a test's function by its module's file and its name, and loads the module with the
-assertions that pytest writes. A function without a name of its own is sent by cloudpickle.
+A rank finds a test's function by its module's file and its name, and so the classes of the test's
+arguments: with ``--import-mode=importlib``, Python finds no ``conftest``, or another one. A module
+has assertions that pytest writes if it has them in pytest's process. A function without a name of
+its own is sent by cloudpickle. The filters of warnings and the level of the root logger are those
+of pytest's process at the time of the call.
 
 A rank answers with a value or a failure. A rank that fails leaves its groups, so that ranks that
 wait for it fail soon, too. The failure that came first in time is the cause. Its exception is
@@ -18,19 +21,23 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import itertools
+import logging
 import os
 import pickle
+import pickletools
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import reduce
 from importlib import import_module
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
-from itertools import takewhile
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -39,11 +46,25 @@ import torch.distributed as dist
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import RankError, Ranks, by_value, pickled, rendezvous, report
 from ringcoll.machine import stacks
+from ringcoll.testing import plugin
 
 _START_S = 120.0  # for ranks to start, and to load a test's module
-_MORE_S = 2.0  # for the group's own error to come before the pool's, which knows less
+MORE_S = 2.0
+"""Seconds for the group's own error to come before the pool's, which knows less."""
 
-Named = tuple[str, str, str]  # module, file, qualified name
+_LIBRARY = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+class Source(NamedTuple):
+    """Where a rank finds a module; a package has a ``path``, one without ``__init__`` no file."""
+
+    name: str
+    file: str | None
+    path: tuple[str, ...] | None
+    rewritten: bool  # by pytest, so that assertions show the values
+
+
+Named = tuple[Source, str]  # module, qualified name
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Copy = TypeVar("Copy")
 
@@ -61,7 +82,11 @@ class _Call(NamedTuple):
     number: int  # of the group; ranks that have another one make it
     function: Named | bytes
     arguments: bytes
+    sources: list[Source]  # of what the function and the arguments are made of
     path: list[str]
+    filters: bytes  # of warnings
+    log_level: int
+    full_trace: bool
 
 
 class _Answer(NamedTuple):
@@ -85,10 +110,23 @@ def join(group: Group, rank: int, store: dist.Store) -> None:
 def _named(function: Any) -> Named | None:
     """Where a rank finds a function; ``None`` if it cannot be found by name."""
     module = sys.modules.get(function.__module__)
-    file = getattr(module, "__file__", None)
-    if file is None or _body(module, function.__qualname__) is not function:
+    if getattr(module, "__file__", None) is None:
         return None
-    return function.__module__, os.path.abspath(file), function.__qualname__  # noqa: PTH100
+    if _body(module, function.__qualname__) is not function:
+        return None
+    return _source(function.__module__), function.__qualname__
+
+
+def _source(name: str) -> Source:
+    module = sys.modules[name]
+    file, path = getattr(module, "__file__", None), getattr(module, "__path__", None)
+    loader = type(getattr(module, "__loader__", None))
+    return Source(
+        name,
+        file and os.path.abspath(file),  # noqa: PTH100
+        None if path is None else tuple(path),
+        loader.__module__.startswith("_pytest."),
+    )
 
 
 def _body(module: Any, name: str) -> Any:
@@ -103,6 +141,28 @@ def _packed(function: Callable[..., Any]) -> Named | bytes:
     except AttributeError:  # no function, but an object that can be called
         named = None
     return named or by_value(function, function) or pickled(function)
+
+
+def _sources(*pickles: bytes, modules: Collection[str] = ()) -> list[Source]:
+    """Where modules are, and those that pickles name, each after the packages that it is in."""
+    opcodes = itertools.chain.from_iterable(map(pickletools.genops, pickles))
+    texts = {*modules, *(text for _, text, _ in opcodes if type(text) is str)}
+    names = {
+        ".".join(parts[: number + 1])
+        for parts in (text.split(".") for text in texts & sys.modules.keys())
+        for number in range(len(parts))
+    }
+    return [_source(name) for name in sorted(names & sys.modules.keys() - {"__main__"})]
+
+
+def _filters() -> bytes:
+    """The filters of warnings of this process, but for classes that no rank can have."""
+    kept = []
+    for each in warnings.filters:
+        with contextlib.suppress(Exception):
+            pickle.dumps(each)
+            kept.append(each)
+    return pickle.dumps(kept)
 
 
 def copied(arguments: Sequence[Arguments], copy: Callable[[Any], Copy]) -> Copy:
@@ -124,21 +184,23 @@ def copied(arguments: Sequence[Arguments], copy: Callable[[Any], Copy]) -> Copy:
     ) from None
 
 
-def _raise_cause(error: RankError, failures: Sequence[Failure], world_size: int) -> NoReturn:
+def _raise_cause(
+    error: RankError, failures: Sequence[Failure], world_size: int, stacks: dict[int, str]
+) -> NoReturn:
     """Raise the death of a rank; if no rank died, the exception of the rank that failed first."""
     __tracebackhide__ = True
     own = {failure.rank: (failure.kind, failure.text) for failure in failures}
     for rank, (kind, _) in error.failures.items():
         if kind == "ProcessDied":
             raise RankError(rank, error.failures | own, "") from None
-    raise_first(failures, world_size)
+    raise_first(failures, world_size, stacks)
     raise error from None
 
 
 class _Pool:
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
-        self._files: set[str] = set()  # that the ranks have loaded
+        self._loaded: set[Source] = set()  # modules of functions that the ranks have loaded
         self._group: Group | None = None  # that the ranks have; ``None`` if they have to make one
         self._number = 0
 
@@ -154,16 +216,17 @@ class _Pool:
         largest = max(world_size, ranks.world_size if ranks else 0)
         if ranks is None or ranks.world_size < largest or not ranks.alive:
             self.close()
-            self._files, self._group = set(), None
+            self._loaded, self._group = set(), None
             ranks = Ranks(largest, backend=None, timeout_s=_START_S, outlives_errors=True)
             self._ranks = ranks
-        if isinstance(function, tuple) and function[1] not in self._files:
+        if isinstance(function, tuple) and function[0] not in self._loaded:
             failures: list[Failure] = []
             try:
-                ranks.run(_prepare, function, sys.path, on_report=failures.append)
+                sources = _sources(modules=[function[0].name])
+                ranks.run(_prepare, sources, sys.path, on_report=failures.append)
             except RankError as error:
-                _raise_cause(error, failures, largest)
-            self._files.add(function[1])
+                _raise_cause(error, failures, largest, {})
+            self._loaded.add(function[0])
         return ranks
 
     def warm(self, world_size: int, function: Callable[..., Any]) -> None:
@@ -180,22 +243,25 @@ class _Pool:
         ranks = self.ready(group.world_size, packed)
         if group != self._group:
             self._group, self._number = group, self._number + 1
-        call = _Call(group, self._number, packed, sent, sys.path)
+        sources = _sources(sent, *([packed] if isinstance(packed, bytes) else ()))
+        call = _Call(
+            group, self._number, packed, sent, sources, sys.path, _filters(), logging.root.level,
+            plugin.full_trace,
+        )  # fmt: skip
         reports: list[Failure | tuple[int, str]] = []
         try:
             answers: list[_Answer] = ranks.run(
-                _on_rank, call, on_report=reports.append, timeout_s=group.timeout_s + _MORE_S
+                _on_rank, call, on_report=reports.append, timeout_s=group.timeout_s + MORE_S
             )[: group.world_size]
         except BaseException as error:
             self._group = None
             error = error.with_traceback(None)  # a test is not about this library
+            stacks = dict(item for item in reports if not isinstance(item, Failure))
             if isinstance(error, TimeoutError):
-                shown = [item for item in reports if not isinstance(item, Failure)]
-                cause = "\n".join(f"rank {rank} is here:\n{stack}" for rank, stack in sorted(shown))
-                raise error from RanksTraceback(cause)
+                raise error from RanksTraceback(where(stacks))
             if isinstance(error, RankError):
                 failures = [item for item in reports if isinstance(item, Failure)]
-                _raise_cause(error, failures, group.world_size)
+                _raise_cause(error, failures, group.world_size, stacks)
             raise error from None
         if not all(answer.intact for answer in answers):
             self._group = None
@@ -229,28 +295,36 @@ class _WithAssertions(SourceFileLoader):
         return code
 
 
-def _load(name: str, file: str) -> Any:
+def _load(source: Source) -> Any:
+    """The module that pytest's process has under a name, also if others have that name."""
+    name, file, path, rewritten = source
     module = sys.modules.get(name)
     if module is not None and getattr(module, "__file__", None) == file:
         return module
-    with contextlib.suppress(ImportError):
-        import_module(name.rpartition(".")[0] or name)  # for relative imports
-    spec = spec_from_file_location(name, file, loader=_WithAssertions(name, file))
-    assert spec is not None
-    assert spec.loader is not None
+    if not rewritten:  # Python may find it
+        with contextlib.suppress(ImportError, ValueError):
+            if (spec := find_spec(name)) is None or file in (spec.origin, None):
+                return import_module(name)
+    kind = _WithAssertions if rewritten else SourceFileLoader
+    spec = spec_from_file_location(name, file, loader=kind(name, file)) if file else None
+    spec = spec or ModuleSpec(name, None, is_package=True)
+    if path is not None:
+        spec.submodule_search_locations = [*path]
     sys.modules[name] = module = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    if spec.loader is not None:
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
     return module
 
 
-def _prepare(function: Named, path: list[str]) -> None:
+def _prepare(sources: list[Source], path: list[str]) -> None:
     def load() -> None:
         sys.path[:] = path
-        _load(*function[:2])
+        for source in sources:
+            _load(source)
 
     outcome = attempt(rendezvous()[1], load)
     if isinstance(outcome, Failure):
@@ -259,11 +333,13 @@ def _prepare(function: Named, path: list[str]) -> None:
 
 
 def _bound(call: _Call, rank: int) -> Callable[[], Any]:
+    for source in call.sources:
+        _load(source)
     if isinstance(call.function, bytes):
         function = pickle.loads(call.function)
     else:
-        module, file, name = call.function
-        function = _body(_load(module, file), name)
+        source, name = call.function
+        function = _body(_load(source), name)
     args, options = pickle.loads(call.arguments)[rank]
     return lambda: function(*args, **options)
 
@@ -279,23 +355,25 @@ def _on_rank(call: _Call) -> _Answer | None:
         return None
     main = threading.get_ident()
 
-    def show() -> None:
-        frames = takewhile(lambda frame: frame.file != __file__, stacks().get(main, ()))
-        lines = traceback.format_list([traceback.FrameSummary(*frame) for frame in frames])
-        report((rank, "".join(reversed(lines))))
-
     def test() -> Any:
         sys.path[:] = call.path
         if not dist.is_initialized():
             join(call.group, rank, dist.PrefixStore(f"test/{call.number}", store))
-        return _bound(call, rank)()
+        run = _bound(call, rank)
+        logging.root.setLevel(call.log_level)
+        with warnings.catch_warnings():
+            warnings.resetwarnings()
+            warnings.filters.extend(pickle.loads(call.filters))  # type: ignore[attr-defined]
+            return run()
 
-    clock = threading.Timer(call.group.timeout_s + _MORE_S / 2, show)
+    clock = threading.Timer(
+        call.group.timeout_s + MORE_S / 2, lambda: report((rank, stack_of(main)))
+    )
     clock.start()
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            outcome = attempt(rank, test)
+            outcome = attempt(rank, test, full_trace=call.full_trace)
     finally:
         clock.cancel()
     if isinstance(outcome, Failure):
@@ -333,7 +411,7 @@ def leave() -> None:
             dist.destroy_process_group()
 
 
-def attempt(rank: int, function: Callable[[], Any]) -> bytes | Failure:
+def attempt(rank: int, function: Callable[[], Any], *, full_trace: bool = False) -> bytes | Failure:
     """Call a function on a rank; its value is pickled, so that memory is not shared."""
     try:
         value = function()
@@ -343,12 +421,12 @@ def attempt(rank: int, function: Callable[[], Any]) -> bytes | Failure:
             raise TypeError(f"the value that the test returns cannot be sent: {error}") from None
     except BaseException as error:  # noqa: BLE001  # the parent raises the error
         now_s = time.monotonic()
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_globals["__name__"].startswith(
-            "ringcoll.testing."
-        ):
-            trace = trace.tb_next
-        lines = traceback.format_exception(type(error), error, trace)
+        told = traceback.TracebackException.from_exception(error)
+        each: traceback.TracebackException | None = told
+        while each is not None and not full_trace:
+            each.stack[:] = [line for line in each.stack if not line.filename.startswith(_LIBRARY)]
+            each = each.__cause__ or each.__context__
+        lines = told.format()
         # Frames refer to groups, which end when nothing refers to them.
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = error.__context__ = error.__cause__ = None
@@ -359,7 +437,20 @@ def attempt(rank: int, function: Callable[[], Any]) -> bytes | Failure:
         return Failure(now_s, rank, type(error).__name__, str(error), "".join(lines), written)
 
 
-def raise_first(failures: Sequence[Failure], world_size: int) -> None:
+def stack_of(thread: int | None) -> str:
+    """The frames of a thread above those of this library that call its test."""
+    frames = stacks().get(thread or 0, ())
+    room = str(Path(__file__).parent)
+    lines = itertools.takewhile(lambda frame: not frame.file.startswith(room), frames)
+    return "".join(traceback.format_list([traceback.FrameSummary(*each) for each in lines][::-1]))
+
+
+def where(stacks: dict[int, str]) -> str:
+    """Where ranks are that hang, in words."""
+    return "".join(f"\nrank {rank} is here:\n{stack}" for rank, stack in sorted(stacks.items()))
+
+
+def raise_first(failures: Sequence[Failure], world_size: int, stacks: dict[int, str]) -> None:
     """Raise the exception of the rank that failed first, if a rank failed."""
     __tracebackhide__ = True
     if not failures:
@@ -369,7 +460,7 @@ def raise_first(failures: Sequence[Failure], world_size: int) -> None:
     for other in others:
         summary = f"{other.kind}: {other.text}".strip().partition("\n")[0]
         text += f"\nrank {other.rank} failed after it: {summary}"
-    cause = RanksTraceback(text)
+    cause = RanksTraceback(text + where(stacks))
     error: BaseException
     if first.kind in _OF_PYTEST:
         import pytest

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from ringcoll.launch import mpiexec
+from tests.programs.started import started
 
 pytestmark = pytest.mark.processes
+NOTED = "import pathlib, os, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(60)"
 
 
 def runs(process: int) -> bool:
@@ -27,12 +29,29 @@ def test_a_program_that_does_not_end_is_ended(tmp_path: Path):
     command = mpiexec.beside()
     if command is None:
         pytest.skip("no MPI library is installed in this environment")
-    program = "import pathlib, os, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(60)"
     with pytest.raises(TimeoutError, match="not done after 4 s"):
-        mpiexec.run(command, 2, [sys.executable, "-c", program, str(tmp_path)], timeout_s=4)
+        mpiexec.run(command, 2, [sys.executable, "-c", NOTED, str(tmp_path)], timeout_s=4)
     ranks = [int(path.name) for path in tmp_path.iterdir()]
     assert len(ranks) == 2
     deadline = time.monotonic() + 10
+    while any(map(runs, ranks)):
+        assert time.monotonic() < deadline, ranks
+        time.sleep(0.1)
+
+
+def test_a_program_ends_with_the_one_that_has_started_it(tmp_path: Path):
+    pytest.importorskip("mpi4py")
+    command = mpiexec.beside()
+    if command is None:
+        pytest.skip("no MPI library is installed in this environment")
+    code = "import sys; from ringcoll.launch import mpiexec; "
+    code += "mpiexec.run(mpiexec.beside(), 2, [sys.executable, *sys.argv[1:]], timeout_s=60)"
+    with started(sys.executable, "-c", code, "-c", NOTED, str(tmp_path)) as process:
+        deadline = time.monotonic() + 60
+        while len(ranks := [int(path.name) for path in tmp_path.iterdir()]) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.kill()
     while any(map(runs, ranks)):
         assert time.monotonic() < deadline, ranks
         time.sleep(0.1)

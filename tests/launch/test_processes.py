@@ -181,26 +181,31 @@ def test_only_ranks_have_a_rendezvous():
 
 
 @contextlib.contextmanager
-def started_until(moment: str) -> Iterator[subprocess.Popen[str]]:
-    """`PROGRAM`, which says that it has come to a moment."""
+def started_until(moment: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
+    """`PROGRAM`, which says that it has come to a moment, and its ranks if they run."""
     with started(
-        sys.executable, "-c", PROGRAM,
+        sys.executable, "-c", PROGRAM, *words,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        while process.stdout.readline().strip() != moment:
+        while (said := process.stdout.readline().split())[:1] != [moment]:
             assert process.poll() is None
-        yield process
+        yield process, {*map(int, said[1:])}
 
 
 PROGRAM = """
-import time
+import multiprocessing, re, sys, time
 from ringcoll.launch.processes import Ranks
 print("starting", flush=True)
 with Ranks(3) as ranks:
     ranks.run(time.sleep, 0.0)
-    print("running", flush=True)
+    if "forks" in sys.argv:
+        fork = multiprocessing.get_context("fork")
+        fork.Process(target=time.sleep, args=(100.0,)).start()
+    print("running", *(process.pid for process in ranks.processes), flush=True)
+    if "hold the lock" in sys.argv:
+        ranks.run(re.match, "(a+)+$", "a" * 60 + "b")
     ranks.run(time.sleep, 100.0)
 """
 
@@ -260,7 +265,7 @@ def test_who_ignores_interrupts_is_not_interrupted():
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "running"])
 def test_an_interrupt_reaches_the_caller_only_and_leaves_nobody_behind(moment):
-    with started_until(moment) as process:
+    with started_until(moment) as (process, _):
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         _, errors = process.communicate(timeout=60)
         deadline = time.monotonic() + 60
@@ -274,14 +279,25 @@ def test_an_interrupt_reaches_the_caller_only_and_leaves_nobody_behind(moment):
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
-def test_ranks_end_with_a_parent_that_is_killed():
-    """They notice it also in the middle of a function, which no signal ends."""
-    with started_until("running") as process:
-        assert len(of_session(process.pid)) > 3
+@pytest.mark.parametrize(
+    "state",
+    [
+        "run",
+        pytest.param("hold the lock", marks=pytest.mark.slow),
+        pytest.param("stop", marks=pytest.mark.slow),
+        pytest.param("forks", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_end_with_a_parent_that_is_killed(state):
+    """Also in a function that no signal ends, and beside one that holds what the parent held."""
+    with started_until("running", state) as (process, ranks):
+        assert ranks < {*of_session(process.pid)}
+        for pid in ranks if state == "stop" else ():
+            os.kill(pid, signal.SIGSTOP)
         process.kill()
         process.wait()
         deadline = time.monotonic() + 30
-        while of_session(process.pid):
+        while ranks & {*of_session(process.pid)}:
             assert time.monotonic() < deadline, "ranks were left behind"
             time.sleep(0.05)
 

@@ -167,7 +167,7 @@ def test_a_value_that_cannot_be_copied(threads: bool) -> None:
 
 def ends_late() -> None:
     if dist.get_rank() == 1:
-        time.sleep(2)
+        time.sleep(5)
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def test_every_way(pytester: pytest.Pytester) -> None:
         assert "launch/processes.py" not in text
     for name, expected in {
         "test_hang": r"rank 1 is here:\n.*\n *time\.sleep\(1000\)(?s:.*)ranks \[1\] were not done after 6 s",
-        "test_thread_hangs": r"TimeoutError: ranks \[1\] were not done after 3 s",
+        "test_thread_hangs": r"rank 1 is here:\n.*\n *time\.sleep(?s:.*)TimeoutError: ranks \[1\] were not done after 5 s",
         "test_crash": r"rank 1 raised ProcessDied: the process ended with exit code -9",
         "test_values_differ": r"rank 1 does not return .*: tensor is wrong in 1 of 2 elements, first at 1",
         "test_error_that_cannot_be_sent": r"RankError: rank . raised Unsendable: ab",
@@ -260,3 +260,170 @@ def test_an_installation_names_the_plugin() -> None:
     """Pytest loads it by this name where plugins are loaded by themselves, as they are not here."""
     (entry,) = entry_points(group="pytest11", name="ringcoll.testing.plugin")
     assert entry.load() is plugin
+
+
+SETTINGS = """
+import logging, warnings
+
+class OwnWarning(UserWarning):
+    pass
+
+def warn():
+    warnings.warn("it warns", OwnWarning)
+
+def log():
+    assert logging.getLogger("own").isEnabledFor(logging.INFO)
+
+@pytest.mark.filterwarnings("ignore:it warns")
+def ignored():
+    warn()
+
+@pytest.mark.filterwarnings("error::{module}.OwnWarning")
+def error():
+    warn()
+
+def plain():
+    assert False
+
+for function in (warn, log, ignored, error, plain):
+    name = function.__name__
+    globals()[f"test_{name}"] = function
+    for threads in (False, True):
+        test = ranks(2, threads=threads)(function)
+        test.__name__ = test.__qualname__ = f"test_{name}_{threads}"
+        globals()[test.__name__] = test
+del test
+"""
+
+
+@pytest.mark.parametrize(
+    "python, options, passing",
+    [
+        ((), (), {"warn", "ignored"}),
+        ((), ("--log-level=INFO", "-W", "error"), {"log", "ignored"}),
+        (("-O",), ("--assert=plain",), {"warn", "log", "ignored", "plain"}),
+        (("-O",), (), {"warn", "ignored"}),
+    ],
+)
+@pytest.mark.slow
+def test_settings_of_pytest_reach_the_ranks(
+    pytester: pytest.Pytester,
+    python: tuple[str, ...],
+    options: tuple[str, ...],
+    passing: set[str],
+) -> None:
+    """A test passes on processes and threads exactly if it passes without ranks."""
+    pytester.makepyfile(test_settings=HEAD + SETTINGS.replace("{module}", "test_settings"))
+    command = [sys.executable, *python, "-m", "pytest", *PLUGIN, *options, "-rA"]
+    shown = pytester.run(*command).stdout.str()
+    passed = {line.rpartition("::test_")[2] for line in shown.splitlines() if line[:4] == "PASS"}
+    assert passed == {f"{name}{how}" for name in passing for how in ("", "_False", "_True")}
+
+
+THINGS = """
+import pytest
+class Thing:
+    def __init__(self, value):
+        self.value = value
+    def checked(self, value):
+        assert self.value == value
+        return self
+@pytest.fixture
+def thing():
+    return Thing({value})
+"""
+
+
+def test_classes_are_found_as_pytest_imports_them(pytester: pytest.Pytester) -> None:
+    """Two modules have one name, as a third has, which Python would import."""
+    other = pytester.mkdir("path")
+    (other / "conftest.py").write_text("raise RuntimeError('the wrong one')")
+    for value in (3, 4):
+        folder = pytester.mkdir(f"sub{value}")
+        (folder / "conftest.py").write_text(THINGS.replace("{value}", f"{value}"))
+        (folder / "helper.py").write_text(f"VALUE = {value}")
+        (folder / "__init__.py").touch()
+        (folder / f"test_{value}.py").write_text(
+            f"{HEAD}\nfrom .helper import VALUE\n@ranks(2)\ndef test_it(thing):\n"
+            "    return thing.checked(VALUE)\n"
+            "@ranks(2)\ndef test_wrong(thing):\n    thing.checked(VALUE + 1)\n"
+        )
+    options = ("--import-mode=importlib", "-o", "pythonpath=path", "-rA", "sub3", "sub4")
+    result = pytester.runpytest_subprocess(*PLUGIN, *options)
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.re_match_lines([r"E +assert 3 == \(?4", r"E +assert 4 == \(?5"])
+
+
+LIBRARY = """
+import ringcoll
+@pytest.mark.parametrize("threads", [False, True])
+def test_library(threads):
+    ranks(2, threads=threads).run(in_library)
+
+def in_library():
+    ringcoll.all_reduce(torch.zeros(2), "no operator")
+"""
+
+
+@pytest.mark.slow
+def test_frames_of_the_library_are_hidden(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_library=HEAD + LIBRARY)
+    for options, is_shown in ((), False), (("--full-trace",), True):
+        result = pytester.runpytest_subprocess(*PLUGIN, *options)
+        result.assert_outcomes(failed=2)
+        for text in sections(result.stdout.str()).values():
+            trace = text.partition("direct cause")[0]
+            assert 'ringcoll.all_reduce(torch.zeros(2), "no operator")' in trace
+            assert ("/ringcoll/" in trace) == is_shown
+
+
+HANGS = """
+@pytest.mark.parametrize("how", ["barrier", "recv"])
+@ranks(2, timeout_s=3{options})
+def test_hang(how):
+    if dist.get_rank() == 1:
+        time.sleep(1000)
+    dist.barrier() if how == "barrier" else dist.recv(torch.zeros(1), 1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["", ", threads=True", ", threads=True, backend='gloo'"])
+def test_where_ranks_hang_is_said_also_if_the_group_notices_first(
+    pytester: pytest.Pytester, options: str
+) -> None:
+    pytester.makepyfile(test_hangs=HEAD + HANGS.replace("{options}", options))
+    result = pytester.runpytest_subprocess(*PLUGIN)
+    result.assert_outcomes(failed=2)
+    assert result.ret == 1
+    where = r'rank 1 is here:\n  File ".*test_hangs.py", line \d+, in test_hang\n.*sleep\(1000\)'
+    for text in sections(result.stdout.str()).values():
+        assert re.search(where, text), text
+        assert "rank 0 of 2:" in text
+    result.stderr.no_fnmatch_line("*terminate called*")
+
+
+def test_ranks_that_are_threads_keep_their_group(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_threads=f"""{HEAD}
+import threading
+local = threading.local()
+def counted(more_groups=False):
+    if more_groups:
+        dist.new_group()
+    local.number = getattr(local, "number", 0) + 1
+    return local.number
+
+def test_kept():
+    on = ranks(2, threads=True)
+    for number, more_groups in ((1, False), (2, False), (3, True), (1, False), (2, False)):
+        assert on.run(counted, more_groups) == [number] * 2
+    with pytest.raises(ZeroDivisionError):
+        on.run(divmod, 1, 0)
+    assert on.run(counted) == [1, 1]
+    assert on.run(summed) == [3, 3]
+    assert ranks(3, threads=True).run(summed) == [6, 6, 6]
+    assert not dist.is_initialized()
+"""
+    )
+    pytester.runpytest_subprocess(*PLUGIN).assert_outcomes(passed=1)
