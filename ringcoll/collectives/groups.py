@@ -22,7 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringcoll.errors import ArgumentError, RingcollError, SharingError, TransportError
+from ringcoll.errors import (
+    NESTED,
+    ArgumentError,
+    NestedCallError,
+    RingcollError,
+    SharingError,
+    TransportError,
+)
 from ringcoll.group import Call, Communicator, Work, in_use
 from ringcoll.machine import answered, common, seconds_of, whole, with_threads
 from ringcoll.operation import is_plain
@@ -49,7 +56,8 @@ messages_in_flight: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictio
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 # By group, without keeping it alive. A plain dictionary, because a look-up has to be quick.
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
-_making = threading.Lock()
+_making = threading.RLock()  # a function for a signal may make a call
+_unfinished: weakref.WeakSet[Any] = weakref.WeakSet()  # groups whose communicator is being made
 # What `use` was asked for: names of transports by type of device, and its other arguments by name.
 _asked: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -317,7 +325,13 @@ def _introduce(group: Any, device: torch.device) -> Communicator:
         forget = lambda reference: _known.pop(reference, None)  # noqa: E731
         members = _known.setdefault(weakref.ref(group, forget), {})
         if device.type not in members:
-            member = members[device.type] = _make(group, device)
+            if group in _unfinished:
+                raise NestedCallError(f"rank {group.rank()}: a call {NESTED}")
+            _unfinished.add(group)
+            try:
+                member = members[device.type] = _make(group, device)
+            finally:
+                _unfinished.discard(group)
             # When torch lets go of the group, its threads, connections and memory end, too. At
             # the end of the process, the communicators close themselves.
             weakref.finalize(with_threads(group), member.close).atexit = False
