@@ -35,7 +35,8 @@ _GIVING_UP_S = 5.0  # for torch to give up: 0.6 to 3.1 s in 12 tries with the li
 # torch looks up the name of the host it connects to. Where a name server does not answer, that
 # takes 5 seconds or more, once in a process: the next try does without.
 _TRIES = 3
-_LATE_S = 1.0  # for an answer that comes at the time limit, and says more; or a quarter of that
+# For an answer that comes at the time limit, and says more: a quarter of the limit, within these.
+_LEAST_LATE_S, _LATE_S = 0.25, 1.0
 
 
 class _NoAnswerError(TimeoutError):
@@ -346,7 +347,7 @@ def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) 
     `TransportError` if the store is gone.
     """
     try:
-        return within(limit_s + min(_LATE_S, limit_s / 4), function)
+        return within(limit_s + max(_LEAST_LATE_S, min(_LATE_S, limit_s / 4)), function)
     except _NoAnswerError:
         text = f"no answer within {limit_s:g} s: {unreachable(store)}"
         raise CollectiveTimeoutError(text, peer=0) from None

@@ -388,7 +388,8 @@ class Diagnosis:
                 text = f"{of(self.rank)} lost {of(peer)}: {text}"
         elif timed_out:
             what = "no data came from" if running.wait.is_receive else "no data were taken by"
-            text = f"{of(self.rank)} timed out after {limit_s:g} s: {what} {of(peer)}, {where}"
+            text = f"{of(self.rank)} timed out after its timeout of {limit_s:g} s: "
+            text += f"{what} {of(peer)}, {where}"
             text += "".join(f"; {of(a)} waits for {of(b)}" for a, b in pairwise(chain))
             peer = chain[-1]
         elif is_corrupt:

@@ -299,8 +299,8 @@ class Monitor:
         if self.error is not None or first is None or running is None:
             return
         if time.monotonic() - since > first.limit_s:
-            late = CollectiveTimeoutError(f"rank {self.rank} timed out after {first.limit_s:g} s")
-            self.error = self._explain(late, running, first.limit_s)
+            text = f"rank {self.rank} timed out after its timeout of {first.limit_s:g} s"
+            self.error = self._explain(CollectiveTimeoutError(text), running, first.limit_s)
             self.on_break()
 
     def _say_it_waits(self) -> None:

@@ -126,7 +126,7 @@ def monitor(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 CALL_8 = f"in call 8 of the group ({CALL})"
 AWAITED = f"{CALL_8}, step 2"
-LATE = f"rank 0 timed out after 3 s: no data came from rank 1, {AWAITED}"
+LATE = f"rank 0 timed out after its timeout of 3 s: no data came from rank 1, {AWAITED}"
 ENDED = f"rank 1's process has ended, {AWAITED}"
 
 
@@ -420,7 +420,7 @@ def test_a_group_of_some_ranks_is_named_with_the_ranks_of_the_program(monitor: W
     call = f"in call 8 of the group tp of ranks 4, 6, 7, 9 ({CALL})"
     monitor.tells(1, waits=(7, 3))
     error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
-    late = f"rank 4 timed out after 3 s: no data came from rank 6, {call}, step 2"
+    late = f"rank 4 timed out after its timeout of 3 s: no data came from rank 6, {call}, step 2"
     assert str(error) == f"{late}; rank 6 waits for rank 9"
     assert isinstance(error, TransportError)
     assert error.peer == 3
@@ -936,7 +936,7 @@ def test_a_streams_time_limit(monitor: Watched) -> None:
     assert isinstance(error, CollectiveTimeoutError)
     assert error.peer == 1
     assert str(error) == (
-        f"rank 0 timed out after 3 s: no data came from rank 1, in call 6 of the group ({CALL}), step 0"
+        f"rank 0 timed out after its timeout of 3 s: no data came from rank 1, in call 6 of the group ({CALL}), step 0"
     )
     assert monitor.breaks == [error]
     monitor._keep_limit(since)
