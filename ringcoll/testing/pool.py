@@ -447,7 +447,7 @@ def stack_of(thread: int | None) -> str:
 
 def where(stacks: dict[int, str]) -> str:
     """Where ranks are that hang, in words."""
-    return "".join(f"\nrank {rank} is here:\n{stack}" for rank, stack in sorted(stacks.items()))
+    return "\n".join(f"rank {rank} is here:\n{stack}" for rank, stack in sorted(stacks.items()))
 
 
 def raise_first(failures: Sequence[Failure], world_size: int, hanging: str = "") -> None:
@@ -460,7 +460,7 @@ def raise_first(failures: Sequence[Failure], world_size: int, hanging: str = "")
     for other in others:
         summary = f"{other.kind}: {other.text}".strip().partition("\n")[0]
         text += f"\nrank {other.rank} failed after it: {summary}"
-    cause = RanksTraceback(text + hanging)
+    cause = RanksTraceback(f"{text}\n{hanging}" if hanging else text)
     error: BaseException
     if first.kind in _OF_PYTEST:
         import pytest
