@@ -315,11 +315,11 @@ def _on_threads(
     threads = _threads.threads
     outcomes = _threads.run([partial(function, *args, **options) for args, options in copies])
     late = sorted(set(range(group.world_size)) - outcomes.keys())
-    shown = {rank: stack_of(threads[rank].ident) for rank in late}
+    hanging = where({rank: stack_of(threads[rank].ident) for rank in late})
     failures = [item for item in outcomes.values() if isinstance(item, Failure)]
-    raise_first(failures, group.world_size, shown)
+    raise_first(failures, group.world_size, hanging)
     if late:
         text = f"ranks {late} were not done after {group.timeout_s + MORE_S:g} s"
-        raise TimeoutError(text) from RanksTraceback(where(shown))
+        raise TimeoutError(text) from RanksTraceback(hanging)
     values = [outcomes[rank] for rank in range(group.world_size)]
     return [pickle.loads(value) for value in values if isinstance(value, bytes)]

@@ -185,7 +185,7 @@ def copied(arguments: Sequence[Arguments], copy: Callable[[Any], Copy]) -> Copy:
 
 
 def _raise_cause(
-    error: RankError, failures: Sequence[Failure], world_size: int, stacks: dict[int, str]
+    error: RankError, failures: Sequence[Failure], world_size: int, hanging: str = ""
 ) -> NoReturn:
     """Raise the death of a rank; if no rank died, the exception of the rank that failed first."""
     __tracebackhide__ = True
@@ -193,7 +193,7 @@ def _raise_cause(
     for rank, (kind, _) in error.failures.items():
         if kind == "ProcessDied":
             raise RankError(rank, error.failures | own, "") from None
-    raise_first(failures, world_size, stacks)
+    raise_first(failures, world_size, hanging)
     raise error from None
 
 
@@ -225,7 +225,7 @@ class _Pool:
                 sources = _sources(modules=[function[0].name])
                 ranks.run(_prepare, sources, sys.path, on_report=failures.append)
             except RankError as error:
-                _raise_cause(error, failures, largest, {})
+                _raise_cause(error, failures, largest)
             self._loaded.add(function[0])
         return ranks
 
@@ -256,12 +256,12 @@ class _Pool:
         except BaseException as error:
             self._group = None
             error = error.with_traceback(None)  # a test is not about this library
-            stacks = dict(item for item in reports if not isinstance(item, Failure))
+            hanging = where(dict(item for item in reports if not isinstance(item, Failure)))
             if isinstance(error, TimeoutError):
-                raise error from RanksTraceback(where(stacks))
+                raise error from RanksTraceback(hanging)
             if isinstance(error, RankError):
                 failures = [item for item in reports if isinstance(item, Failure)]
-                _raise_cause(error, failures, group.world_size, stacks)
+                _raise_cause(error, failures, group.world_size, hanging)
             raise error from None
         if not all(answer.intact for answer in answers):
             self._group = None
@@ -447,10 +447,10 @@ def stack_of(thread: int | None) -> str:
 
 def where(stacks: dict[int, str]) -> str:
     """Where ranks are that hang, in words."""
-    return "".join(f"\nrank {rank} is here:\n{stack}" for rank, stack in sorted(stacks.items()))
+    return "\n".join(f"rank {rank} is here:\n{stack}" for rank, stack in sorted(stacks.items()))
 
 
-def raise_first(failures: Sequence[Failure], world_size: int, stacks: dict[int, str]) -> None:
+def raise_first(failures: Sequence[Failure], world_size: int, hanging: str = "") -> None:
     """Raise the exception of the rank that failed first, if a rank failed."""
     __tracebackhide__ = True
     if not failures:
@@ -460,7 +460,7 @@ def raise_first(failures: Sequence[Failure], world_size: int, stacks: dict[int, 
     for other in others:
         summary = f"{other.kind}: {other.text}".strip().partition("\n")[0]
         text += f"\nrank {other.rank} failed after it: {summary}"
-    cause = RanksTraceback(text + where(stacks))
+    cause = RanksTraceback(f"{text}\n{hanging}" if hanging else text)
     error: BaseException
     if first.kind in _OF_PYTEST:
         import pytest

@@ -26,7 +26,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.launch import RankError, pickled
 from ringcoll.testing import ranks
 from ringcoll.testing.on_ranks import _difference
-from ringcoll.testing.pool import _load
+from ringcoll.testing.pool import Source, _load
 
 
 @dataclass
@@ -247,17 +247,17 @@ def test_a_module_of_a_package_is_loaded_with_its_package(
     file.write_text("from .beside import VALUE\ndef check(n):\n    assert n == VALUE\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     name = "a_package_of_tests.test_module"
-    module = _load(name, str(file))
+    module = _load(Source(name, str(file), None, True))
     try:
         with pytest.raises(AssertionError, match="assert 4 == 3"):
             module.check(4)
-        assert _load(name, str(file)) is module, "once"
+        assert _load(Source(name, str(file), None, True)) is module, "once"
         (other := tmp_path / "test_module.py").write_text("VALUE = 5\n")
-        assert _load(name, str(other)).VALUE == 5, "another file of that name"
+        assert _load(Source(name, str(other), None, True)).VALUE == 5, "another file of that name"
         other.write_text("raise LookupError\n")
         del sys.modules[name]
         with pytest.raises(LookupError):
-            _load(name, str(other))
+            _load(Source(name, str(other), None, True))
         assert name not in sys.modules
     finally:
         for loaded in ("", ".beside", ".test_module"):

@@ -399,7 +399,6 @@ def test_where_ranks_hang_is_said_also_if_the_group_notices_first(
     where = r'rank 1 is here:\n  File ".*test_hangs.py", line \d+, in test_hang\n.*sleep\(1000\)'
     for text in sections(result.stdout.str()).values():
         assert re.search(where, text), text
-        assert "rank 0 of 2:" in text
     result.stderr.no_fnmatch_line("*terminate called*")
 
 
