@@ -128,7 +128,9 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks):
     """By all others, whose processes live."""
     last = ranks.world_size - 1
     for rank, text in enumerate(ranks.run(left_waiting)):
-        assert (f"rank {last}" in text and "timed out after its timeout of 2 s" in text) == (rank != last), text
+        assert (f"rank {last}" in text and "timed out after its timeout of 2 s" in text) == (
+            rank != last
+        ), text
 
 
 def test_the_oracle_is_asked_often_enough():

@@ -285,7 +285,9 @@ def test_what_is_said_of_a_group_of_some_ranks_names_it_and_its_ranks_of_the_pro
     notice = lines[-1]  # the ranks may be slow to meet
     assert notice.startswith("rank 1 has waited 0.4 s for rank 2 in all_reduce #2 of ")
     assert "all_reduce #2 of the group pair of ranks 1, 2 (" in notice
-    assert error.startswith("rank 1 timed out after its timeout of 1.2 s: no data came from rank 2, in call 2 of ")
+    assert error.startswith(
+        "rank 1 timed out after its timeout of 1.2 s: no data came from rank 2, in call 2 of "
+    )
     assert "in call 2 of the group pair of ranks 1, 2 (all_reduce" in error
 
 
