@@ -289,7 +289,7 @@ def test_a_host_that_vanishes_is_missed(
             pool.run(
                 several_hosts.lose_a_rank, transport, -1, 1 << 18, limit_s, on_report=on_report
             )
-    assert {rank for rank, *_ in reports} == set(range(enough))
+    assert len({rank for rank, *_ in reports}) == enough
     for rank, kind, text, _, seconds in reports:
         assert kind == expected, text
         assert seconds < (at_most_s if rank < 2 else at_most_s + 7)
