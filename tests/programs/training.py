@@ -112,7 +112,7 @@ def _wrap(
         process_group=group,
         bucket_cap_mb=setting.bucket_bytes / (1 << 20),
         find_unused_parameters=True,
-        broadcast_buffers=False,  # as with ringcoll: every rank has its own statistics
+        forward_sync_buffers=False,  # as with ringcoll: every rank has its own statistics
     )
     if setting.trainer == "hook":
         options = HookOptions(group, setting.algorithm, wire_dtype=setting.wire)

@@ -220,7 +220,9 @@ def test_a_rank_is_told_in_time_that_the_rank_with_the_store_is_stopped():
     """In a group that is not resilient, and when the group has not met; and it leaves in time."""
     for texts, seconds in run_mortals(mortal.stopped_with_the_store, 3, store_dies=True)[1:]:
         late, broken = texts
-        assert late[0] == "CollectiveTimeoutError", late
+        # A rank that has given up breaks its connections; the store cannot say why.
+        assert late[0] in ("CollectiveTimeoutError", "PeerLostError"), late
+        assert "rank 0" in late[1]
         assert broken[0] in ("CollectiveTimeoutError", "PeerLostError"), broken
         assert "rank" in broken[1]
         assert seconds < 12, "two limits of 2 s, and a quarter of each for the store's answer"
