@@ -1,6 +1,7 @@
 """Measure collectives on real processes, against each other and torch's own.
 
 ===============  =============================================================
+`names`          names of contenders and dtypes, and usual values; without torch
 `contenders`     the table of contenders (ringcoll, torch.distributed, limits), and their inputs
 `rounds`         functions that take turns, statistics, units; without torch
 `measure`        what is measured, and the measurement on every rank

@@ -39,43 +39,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringcoll
+from ringcoll.bench.names import AUTO, DTYPE_NAMES, NATIVE, OVER, PERSISTENT, SHARED
 from ringcoll.collectives import communicator
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import OPERATORS, premul_sum
 from ringcoll.schedule import contract
 from ringcoll.transport import Message
 
-NATIVE = "native"
-"""Name of torch.distributed's own collective among the contenders."""
-AUTO = "auto"
-"""Name of whatever algorithm the library chooses by itself."""
-PERSISTENT = "persistent"
-"""Name of the same, as an operation that is prepared once: by ``plan`` of the public function."""
-SHARED = "shared_tensors"
-"""Name of `PERSISTENT` on tensors in shared memory: see `ringcoll.empty_shared`."""
-OVER = "@"
-"""Between the name of a contender and that of another transport than the run's: ``"ring@gloo"``."""
-LIMITS = ("exchange", "add", "copy")
-"""Names of the limits among the contenders."""
-
-_NAMES = [
-    "int8",
-    "uint8",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "half",
-    "float",
-    "double",
-    "bfloat16",
-    "f8e4m3",
-    "f8e5m2",
-]
-_ONLY_OF_TORCH = ("int16", "uint16", "bool", "complex64", "complex128")
 _OF_TORCH = {"f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}  # the other names are the same
 DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, _OF_TORCH.get(name, name)) for name in (*_NAMES, *_ONLY_OF_TORCH)
+    name: getattr(torch, _OF_TORCH.get(name, name)) for name in DTYPE_NAMES
 }
 """Dtypes by the names of nccl-tests, and more by those of torch."""
 

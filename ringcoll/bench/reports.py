@@ -20,8 +20,9 @@ import torch
 
 from ringcoll._version import __version__
 from ringcoll.algorithms import ALIASES
-from ringcoll.bench.contenders import LIMITS, NATIVE, OVER, Workload
+from ringcoll.bench.contenders import Workload
 from ringcoll.bench.measure import BenchRequest, Result, Timing
+from ringcoll.bench.names import LIMITS, NATIVE, OVER
 from ringcoll.bench.rounds import Summary, as_size
 from ringcoll.machine import cores, cpu
 

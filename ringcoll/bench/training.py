@@ -29,6 +29,7 @@ from torch.func import functional_call
 import ringcoll
 from ringcoll.bench.contenders import Buffers, Workload, caller
 from ringcoll.bench.measure import Meeting
+from ringcoll.bench.names import BUCKET_BYTES, EPOCHS, WIRE_NAMES
 from ringcoll.bench.rounds import Summary, summarize
 from ringcoll.collectives import barrier
 from ringcoll.launch import report
@@ -46,7 +47,7 @@ from ringcoll.training import (
     next_token_loss,
 )
 
-WIRE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+WIRE_DTYPES = {name: getattr(torch, name) for name in WIRE_NAMES}
 
 
 class Contender(NamedTuple):
@@ -75,9 +76,9 @@ class TrainingRequest:
     contenders: tuple[Contender, ...]
     task: Task
     backend: str = "ringcoll"
-    epochs: int = 5
+    epochs: int = EPOCHS
     wire: str | None = None
-    bucket_bytes: int = 1 << 18
+    bucket_bytes: int = BUCKET_BYTES
     modules: tuple[UserModule, ...] = ()
 
     def gradients(self, contender: Contender) -> Gradients:

@@ -9,9 +9,10 @@ could not do what it was asked to do, 130 if Ctrl-C ended it.
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import partial
@@ -23,7 +24,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ringcoll._version import __version__
-from ringcoll.errors import RingcollError, printable
+from ringcoll.errors import ArgumentError, RingcollError, printable
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended; shells use the same number."""
@@ -88,6 +89,20 @@ ringcoll doctor -k 4
 ringcoll new all_reduce star
 ringcoll verify star.py:star
 """
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The nearest of the known names, as the end of an error; empty if none is near."""
+    close = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def nearest(error: Exception) -> str:
+    """The name that was meant, as `did_you_mean` says it, if an error is about a name."""
+    if not isinstance(error, ArgumentError) or not error.message.startswith(("no such", "not a ")):
+        return ""
+    got, known = (re.findall(r"[a-z][\w-]*", str(names)) for names in (error.got, error.expected))
+    return next((did_you_mean(word, known) for word in got if word not in known), "")
 
 
 class DescribedCommand(click.Command):
@@ -163,15 +178,11 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        close = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if not close:
-                raise
-            raise click.UsageError(
-                f"No such command {args[0]!r}; did you mean {close[0]!r}?", ctx
-            ) from error
+            hint = did_you_mean(args[0], COMMANDS)
+            raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
@@ -199,7 +210,7 @@ class _Commands(click.Group):
             if sys.stdout is not None:
                 sys.stdout.flush()  # what does not fit on a disk is said here, and not at the end
         except (RingcollError, TimeoutError) as error:  # or ranks were not done in time
-            raise _CannotDoError(str(error)) from error
+            raise _CannotDoError(f"{error}{nearest(error)}") from error
         except OSError as error:  # of a file, of the output, or of a limit of the system
             _give_up_output()
             name = error.filename or ("the output" if _is_of_output(error) else "")
@@ -249,7 +260,9 @@ def cli() -> None:
     a way to do it with messages between two ranks. Every algorithm is data: it can be drawn,
     proved, simulated, measured and used in training.
 
-    Each command explains itself with -h, and prints JSON with --json. An algorithm of your own is
+    Each command explains itself with -h, and prints JSON with --json. In all of them -k is the
+    number of ranks, -b the size (the smallest of several), -c the collective, -r the root, and -o
+    the file to write; but bench has -c and -o of nccl-tests. An algorithm of your own is
     named module:algorithm or path/file.py:algorithm; a schedule in a file, such as MSCCL's XML, by
     the file.
     """

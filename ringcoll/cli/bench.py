@@ -13,27 +13,16 @@ from typing import Any
 
 import click
 
+import ringcoll.bench as lab
 from ringcoll.bench import (
-    DTYPES,
+    DTYPE_NAMES,
     FEW_SAMPLES,
     LIMITS,
     OVER_RANKS,
-    BenchRequest,
-    Result,
-    Timing,
+    PEER_FOLDER,
     as_size,
-    average_busbw,
-    csv_records,
-    document,
-    efficiencies,
-    environment,
-    failed,
-    oversubscribed,
     time_in_words,
-    timings,
-    wrong_in,
 )
-from ringcoll.bench import peers as asked
 from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
 from ringcoll.cli.output import echo, print_csv, print_json
@@ -85,10 +74,10 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("-o", "--op", "ops", default="sum", show_default=True, metavar="OP",
               callback=measuring.operators,
               help=f"One of {', '.join(OPERATORS)}; or all, the first "
-              f"{measuring.NCCL_OPERATORS}.")  # fmt: skip
+              f"{measuring.NCCL_OPERATORS}. A file is -J, as in nccl-tests.")  # fmt: skip
 @click.option("-d", "--datatype", "dtypes", default="float", show_default=True, metavar="TYPE",
               callback=measuring.dtypes,
-              help=f"One of {', '.join(DTYPES)}; or all, the first "
+              help=f"One of {', '.join(DTYPE_NAMES)}; or all, the first "
               f"{measuring.NCCL_DTYPES}.")  # fmt: skip
 @click.option("-r", "--root", default="0", show_default=True, metavar="RANK", callback=_root,
               help="Root of a rooted collective; or all.")  # fmt: skip
@@ -106,12 +95,13 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
               help="Other libraries, measured too: gloo, which takes turns with the algorithms "
               "as `native` does; openmpi, mpich, which run afterwards.")  # fmt: skip
 @click.option("--peer-dir", type=click.Path(file_okay=False, path_type=Path),
-              default=asked.FOLDER, show_default=True,
+              default=PEER_FOLDER, show_default=True,
               help="Where `make peers` has installed them.")  # fmt: skip
 @click.option("--limits", is_flag=True,
               help="Also time an exchange of what has to be sent, an addition of what has to be "
               "added, and a copy; and print how near each algorithm comes.")  # fmt: skip
-@options.file_option("-J", "--output_file", "file", help="Write everything to this file, as JSON.")
+@options.file_option("-J", "--output_file", "--output", "file",
+                     help="Write everything to this file, as JSON.")  # fmt: skip
 @options.json_option
 @options.csv_option
 @click.pass_context
@@ -170,16 +160,16 @@ def bench(
         raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
     if minbytes < maxbytes < minbytes + stepbytes and not options.typed(ctx) & _STEPS:
         stepfactor = 2  # with nccl-tests' step of 1 MiB, such a range would be one size
-    others = asked.read(peers)
-    mpi_peers = [name for name in others if name in asked.MPI_PEERS]
+    others = lab.peers.read(peers)
+    mpi_peers = [name for name in others if name in lab.peers.MPI_PEERS]
     if mpi_peers and adopt_ranks():
         raise click.UsageError("peers of MPI are started on this machine, not by another launcher")
     for name in mpi_peers:
-        asked.find(name, peer_dir)
+        lab.peers.find(name, peer_dir)
     own, modules = measuring.contenders(collective, algorithms, world_size)
-    named = (*own, *asked.contenders(others), *(LIMITS if limits else ()))
+    named = (*own, *lab.peers.contenders(others), *(LIMITS if limits else ()))
     measuring.check_memory(max(minbytes, maxbytes), world_size, device)
-    request = BenchRequest(
+    request = lab.BenchRequest(
         collective,
         tuple(dict.fromkeys(named)),
         options.sizes_between(minbytes, maxbytes, stepfactor, stepbytes),
@@ -192,7 +182,7 @@ def bench(
     )
     if not request.workloads:
         raise click.UsageError(f"operator {request.ops[0]} is not defined for {request.dtypes[0]}")
-    facts = environment(world_size) | {"transport": catalogue.resolved(device)}
+    facts = lab.environment(world_size) | {"transport": catalogue.resolved(device)}
     printer = _Printer(request, facts, streams=not (as_json or as_csv or mpi_peers))
     results = measuring.measured(
         request,
@@ -204,27 +194,27 @@ def bench(
         on_start=printer.start,
     )
     for name in mpi_peers:
-        results += asked.measure_peer(name, request, world_size, peer_dir)
+        results += lab.peers.measure_peer(name, request, world_size, peer_dir)
     if printer.devices:  # under a launcher rank 0 has them, and prints
-        everything = document(request, facts, printer.devices, results)
+        everything = lab.document(request, facts, printer.devices, results)
         if as_json:
             print_json(everything)
         elif as_csv:
-            print_csv(list(csv_records(results)))
+            print_csv(list(lab.csv_records(results)))
         else:
             printer.end(results)
         if file is not None:
             replace_file(file, json_text(everything, indent=2) + "\n")
             if not (as_json or as_csv):
                 echo(f"# Writing JSON output to {file}")
-    if failed(results):
+    if lab.failed(results):
         ctx.exit(1)
 
 
 class _Printer:
     """Prints blocks: line by line if there is only one block, otherwise at the end."""
 
-    def __init__(self, request: BenchRequest, facts: dict[str, Any], *, streams: bool) -> None:
+    def __init__(self, request: lab.BenchRequest, facts: dict[str, Any], *, streams: bool) -> None:
         self.request, self.facts = request, facts
         self.devices: list[dict[str, Any]] = []
         self.streams = streams and len(request.contenders) == 1
@@ -235,11 +225,11 @@ class _Printer:
             _print(preamble(self.request, self.facts, devices))
             _print(header(*self.request.contenders))
 
-    def results(self, results: list[Result]) -> None:
+    def results(self, results: list[lab.Result]) -> None:
         if self.streams:
             _print(map(line, results))
 
-    def end(self, results: list[Result]) -> None:
+    def end(self, results: list[lab.Result]) -> None:
         if not self.streams:
             _print(preamble(self.request, self.facts, self.devices))
         for name in dict.fromkeys((*self.request.contenders, *(r.contender for r in results))):
@@ -285,7 +275,7 @@ def _number(value: float, width: int) -> str:
 
 
 def preamble(
-    request: BenchRequest, facts: dict[str, Any], devices: Sequence[dict[str, Any]]
+    request: lab.BenchRequest, facts: dict[str, Any], devices: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
     """The lines before the first block."""
     sizes, step = request.nbytes, "0(bytes)"
@@ -302,7 +292,7 @@ def preamble(
     )
     yield f"# time: median, {_OVER_RANKS[request.over_ranks]}"
     yield _BLOCKING[request.blocking]
-    for warning in oversubscribed(facts["world_size"]):
+    for warning in lab.oversubscribed(facts["world_size"]):
         yield f"# {warning}"
     yield "#"
     yield "# Using devices"
@@ -328,7 +318,7 @@ def header(contender: str) -> Iterator[str]:
         yield f"# {'  '.join(row)}".rstrip()
 
 
-def line(result: Result) -> str:
+def line(result: lab.Result) -> str:
     """One line of a block."""
     workload = result.workload
     return (
@@ -338,7 +328,7 @@ def line(result: Result) -> str:
     )
 
 
-def _half(result: Result, timing: Timing | None) -> str:
+def _half(result: lab.Result, timing: lab.Timing | None) -> str:
     time = algbw = busbw = wrong = "N/A"
     if timing is not None and timing.samples_s:
         median = timing.summary.p50_s
@@ -348,23 +338,23 @@ def _half(result: Result, timing: Timing | None) -> str:
     return f"  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}"
 
 
-def footer(request: BenchRequest, results: Sequence[Result]) -> Iterator[str]:
+def footer(request: lab.BenchRequest, results: Sequence[lab.Result]) -> Iterator[str]:
     """The last lines of a block."""
-    wrong = wrong_in(results)
+    wrong = lab.wrong_in(results)
     for reason in dict.fromkeys(result.refused for result in results if result.refused):
         yield f"# not available: {reason}"
-    few = sum(timing.summary.few for _, _, timing in timings(results))
+    few = sum(timing.summary.few for _, _, timing in lab.timings(results))
     if few:
         yield f"# {'Few samples':20} : {few} medians are {FEW_SAMPLES}"
     yield f"# {'Out of bounds values':20} : {wrong} {'FAILED' if wrong else 'OK'}"
-    yield f"# {'Avg bus bandwidth':20} : {average_busbw(results):g} "
+    yield f"# {'Avg bus bandwidth':20} : {lab.average_busbw(results):g} "
     yield "#"
     yield f"# Collective test concluded: {request.collective}"
 
 
-def limit_lines(results: Sequence[Result]) -> Iterator[str]:
+def limit_lines(results: Sequence[lab.Result]) -> Iterator[str]:
     """The lines below the blocks: the limits of each size, and how near each contender comes."""
-    for row in efficiencies(results):
+    for row in lab.efficiencies(results):
         shares = ", ".join(f"{name} {value:.2f}" for name, value in row.of.items())
         yield (
             f"# {as_size(row.nbytes)}: exchange {time_in_words(row.exchange_s)} + add "

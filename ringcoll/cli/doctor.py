@@ -184,9 +184,9 @@ def print_costs(costs: Parameters) -> None:
 @click.option("--hosts", type=click.IntRange(1, 1 << 16), default=1, show_default=True,
               help="Number of hosts.")  # fmt: skip
 @click.option("--transport", "name",
-              type=click.Choice(("auto", *(entry.name for entry in catalogue.entries()))),
+              type=options.OneOf(("auto", *(entry.name for entry in catalogue.entries()))),
               default="auto", show_default=True, help="Transport between the ranks.")  # fmt: skip
-@click.option("--device", type=click.Choice(["cpu", "cuda"]),
+@click.option("--device", type=options.OneOf(["cpu", "cuda"]),
               help="Where the tensors are; cpu, unless the transport carries CUDA tensors "
               "only.")  # fmt: skip
 @click.option("--algorithm", metavar="NAME", shell_complete=options.complete_algorithms,

@@ -241,7 +241,7 @@ _FORMATS = {
     terms={"Formats": _FORMATS},
 )
 @options.schedule_options
-@click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="msccl",
+@click.option("--format", "kind", type=options.OneOf(list(_FORMATS)), default="msccl",
               show_default=True, help="The format, as below.")  # fmt: skip
 @options.file_option("-o", "--output", "file",
                      help="Write to this file, and not to the terminal; for chakra the first part "

@@ -13,28 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
-import torch.distributed as dist
 
+import ringcoll.bench as lab
+from ringcoll import launch
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import (
-    AUTO,
-    DTYPES,
-    NATIVE,
-    OVER,
-    PERSISTENT,
-    SHARED,
-    BenchRequest,
-    Result,
-    as_size,
-    default_backend,
-    device,
-    on_rank,
-)
+from ringcoll.bench import AUTO, DTYPE_NAMES, NATIVE, OVER, PERSISTENT, SHARED, as_size
 from ringcoll.cli import options
+from ringcoll.cli.app import did_you_mean
 from ringcoll.cli.output import progress
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.launch import Ranks, adopt_ranks, reports_to
+from ringcoll.launch import adopt_ranks
 from ringcoll.machine import (
     TRANSPORT_VARIABLES,
     UserModule,
@@ -49,7 +37,6 @@ from ringcoll.transport import catalogue
 RUN_S = 7 * 86400.0  # time limit of ranks: as long as the user is willing to wait
 _OPERATION_S = 300.0  # and of one operation
 NCCL_OPERATORS, NCCL_DTYPES = 6, 12  # how many names, the first ones, ``all`` stands for
-_TORCHS_DTYPES = {str(dtype): name for name, dtype in DTYPES.items()}
 _TORCHS_OPERATORS = {name: short for short, name in OPERATORS.items()}
 
 
@@ -57,15 +44,20 @@ def operator(ctx: click.Context, param: click.Parameter, text: str) -> str:
     """Read the name of an operator in any spelling; return that of nccl-tests."""
     name = operator_named(text)
     if name is None:
-        raise click.BadParameter(f"{text!r} is none of {', '.join(OPERATORS)}")
+        raise click.BadParameter(
+            f"{text!r} is none of {', '.join(OPERATORS)}{did_you_mean(text, OPERATORS)}"
+        )
     return _TORCHS_OPERATORS[name]
 
 
 def dtype(ctx: click.Context, param: click.Parameter, text: str) -> str:
     """Read the name of a dtype, as nccl-tests or torch spell it; return that of nccl-tests."""
-    name = _TORCHS_DTYPES.get(f"torch.{text.removeprefix('torch.')}", text)
-    if name not in DTYPES:
-        raise click.BadParameter(f"{text!r} is none of {', '.join(DTYPES)}")
+    of_torch = {str(dtype): name for name, dtype in lab.DTYPES.items()}
+    name = of_torch.get(f"torch.{text.removeprefix('torch.')}", text)
+    if name not in DTYPE_NAMES:
+        raise click.BadParameter(
+            f"{text!r} is none of {', '.join(DTYPE_NAMES)}{did_you_mean(text, DTYPE_NAMES)}"
+        )
     return name
 
 
@@ -76,7 +68,7 @@ def operators(ctx: click.Context, param: click.Parameter, text: str) -> tuple[st
 
 def dtypes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
     """Read the name of a dtype, or ``all``."""
-    return tuple(DTYPES)[:NCCL_DTYPES] if text == "all" else (dtype(ctx, param, text),)
+    return tuple(DTYPE_NAMES)[:NCCL_DTYPES] if text == "all" else (dtype(ctx, param, text),)
 
 
 def ranks_option(usual: int) -> options.Decorator:
@@ -113,7 +105,7 @@ def _use(ctx: click.Context, param: click.Parameter, asked: str | None) -> str:
 def _transport_option(kind: str, option: str) -> options.Decorator:
     return click.option(
         option,
-        type=click.Choice(("auto", *catalogue.names(kind))),
+        type=options.OneOf(("auto", *catalogue.names(kind))),
         callback=_use,
         help=f"Transport of {kind.upper()} tensors; auto, or that of "
         f"{TRANSPORT_VARIABLES[kind]}. `ringcoll doctor` names it.",
@@ -126,13 +118,15 @@ cuda_transport = _transport_option("cuda", "--cuda-transport")
 
 def _there(ctx: click.Context, param: click.Parameter, device: str) -> str:
     """Make sure that there is a device of the type that an option names."""
+    import torch  # here, as pages of help need no torch
+
     if device == "cuda" and not torch.cuda.is_available():
         raise click.BadParameter("torch finds no GPU here")
     return device
 
 
 device_option = click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+    "--device", type=options.OneOf(["cpu", "cuda"]), default="cpu", show_default=True,
     callback=_there, help="Where the tensors are. Ranks share GPUs where there are fewer of these.",
 )  # fmt: skip
 segments_option = options.size_option(
@@ -240,45 +234,47 @@ def on_ranks(
     0. The value of the function on rank 0 is returned, under a launcher on this rank.
     """
     if adopt_ranks():
+        import torch.distributed as dist
+
         dist.init_process_group(backend)
         devices: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(devices, device(kind))
+        dist.all_gather_object(devices, lab.device(kind))
         if dist.get_rank() == 0 and on_start is not None:
             on_start(devices)
-        with reports_to(on_report):
+        with launch.reports_to(on_report):
             result = function(*args)
         dist.barrier()
         dist.destroy_process_group()
         return result
-    with Ranks(world_size, backend=backend, timeout_s=_OPERATION_S) as ranks:
+    with launch.Ranks(world_size, backend=backend, timeout_s=_OPERATION_S) as ranks:
         if on_start is not None:
-            on_start(ranks.run(device, kind))
+            on_start(ranks.run(lab.device, kind))
         return ranks.run(function, *args, on_report=on_report, timeout_s=RUN_S)[0]
 
 
 def measured(
-    request: BenchRequest,
+    request: lab.BenchRequest,
     world_size: int,
-    advance_text: Callable[[list[Result]], str],
+    advance_text: Callable[[list[lab.Result]], str],
     *,
     first_text: str | None = None,
     shown: bool = True,
-    on_report: Callable[[list[Result]], object] = lambda results: None,
+    on_report: Callable[[list[lab.Result]], object] = lambda results: None,
     on_start: Callable[[list[dict[str, Any]]], object] | None = None,
-) -> list[Result]:
+) -> list[lab.Result]:
     """Measure a request on ranks, with a clock on the terminal that says what was measured last."""
     first_text = first_text or f"starting ranks, then {as_size(request.nbytes[0])}"
     with progress(len(request.workloads), first_text, shown=shown) as advance:
 
-        def reported(results: list[Result]) -> None:
+        def reported(results: list[lab.Result]) -> None:
             advance(advance_text(results))
             on_report(results)
 
-        results: list[Result] = on_ranks(
-            on_rank,
+        results: list[lab.Result] = on_ranks(
+            lab.on_rank,
             request,
             world_size=world_size,
-            backend=default_backend(request.device),
+            backend=lab.default_backend(request.device),
             on_report=reported,
             on_start=on_start,
             kind=request.device,

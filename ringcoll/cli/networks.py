@@ -277,7 +277,7 @@ def simulate_command(
     """,
     terms=NETWORKS,
 )
-@click.argument("figure", type=click.Choice(["crossover"]))
+@click.argument("figure", type=options.OneOf(["crossover"]))
 @options.usual_collective
 @click.option("--algorithms", "names", default="ring,tree", show_default=True, metavar="NAMES",
               shell_complete=options.complete_algorithms,

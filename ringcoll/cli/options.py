@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from math import isfinite, log
@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_hosts
 from ringcoll.bench import parse_size
+from ringcoll.cli.app import did_you_mean
 from ringcoll.cli.output import progress
 from ringcoll.cost import in_number
 from ringcoll.errors import ScheduleError, TooLargeError, UnknownAlgorithmError
@@ -59,8 +60,17 @@ hosts_option = click.option(
     "to know it; 2.",
 )  # fmt: skip
 root_option = click.option(
-    "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0."
+    "-r", "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0."
 )
+
+
+class OneOf(click.Choice[str]):
+    """One of some names; an error says which is the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Say what is expected."""
+        message = super().get_invalid_choice_message(value, ctx)
+        return message.rstrip(".") + did_you_mean(str(value), self.choices)
 
 
 def seed_option(about: str) -> Decorator:
@@ -110,7 +120,8 @@ def sizes_options(least: str, most: str, factor: int, step: str | None = None) -
         steps = [size_option("-i", "--stepbytes", default=step, help=about)]
         about, least_factor = f"{about[:-1]}; above 1 it replaces -i.", 1
     return joined(
-        size_option("-b", "--minbytes", default=least, help="Smallest size."),
+        size_option("-b", "--minbytes", "--bytes", "minbytes", default=least,
+                    help="Smallest size."),
         size_option("-e", "--maxbytes", default=most, help="Largest size."),
         *steps,
         click.option(
@@ -181,13 +192,6 @@ def rank_numbers(text: str) -> tuple[int, ...]:
     return _numbers(text, 0)
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 class _CollectiveName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
     """The name of a collective; ``all-reduce`` is read as ``all_reduce``."""
 
@@ -210,7 +214,7 @@ class _CollectiveName(click.ParamType):  # type: ignore[type-arg]  # generic sin
         try:
             contract(name)
         except ScheduleError as error:
-            raise ScheduleError(f"{error}{_did_you_mean(name, CONTRACTS)}") from None
+            raise ScheduleError(f"{error}{did_you_mean(name, CONTRACTS)}") from None
         raise AssertionError(name)
 
     def shell_complete(
@@ -300,7 +304,7 @@ def named_algorithms(
     if "+" in name or "=" in name:
         find(collective or "all_reduce", name)  # says which of its names is unknown
     target = "" if collective is None else f" for {collective}"
-    hint = f"; {text!r} is a collective" if name in CONTRACTS else _did_you_mean(name, known)
+    hint = f"; {text!r} is a collective" if name in CONTRACTS else did_you_mean(name, known)
     raise UnknownAlgorithmError(
         f"unknown algorithm {text!r}{target}; known: {', '.join(known)}{hint}"
     )

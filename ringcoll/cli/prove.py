@@ -166,10 +166,12 @@ class _Outcome:
 )
 @click.argument("algorithm", required=False, shell_complete=options.complete_algorithms)
 @click.option(
-    "--collective", type=options.collective_name, metavar="NAME", help="Only this collective."
+    "-c", "--collective", type=options.collective_name, metavar="NAME", help="Only this collective."
 )
 @click.option(
+    "-k",
     "--world-sizes",
+    "--world-size",
     "sizes",
     type=options.world_sizes,
     default="1-16",

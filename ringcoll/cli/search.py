@@ -47,7 +47,7 @@ _on_network = options.joined(networks.network_ranks_option, networks.network_opt
 )
 @options.collective_argument
 @_on_network
-@click.option("--method", type=click.Choice(list(METHODS)), default="exact", show_default=True,
+@click.option("--method", type=options.OneOf(list(METHODS)), default="exact", show_default=True,
               help="How to search, as below.")  # fmt: skip
 @click.option("--chunks", "most_chunks", type=click.IntRange(1, 1 << 10), default=2,
               show_default=True, help="Most chunks of a block.")  # fmt: skip

@@ -11,33 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
+import ringcoll.bench as lab
+from ringcoll import collectives, launch, machine
 from ringcoll.algorithms import ALIASES
-from ringcoll.bench import (
-    FEW_SAMPLES,
-    NATIVE,
-    OVER,
-    BenchRequest,
-    Result,
-    Workload,
-    as_size,
-    by_size,
-    comparison_records,
-    environment,
-    failed,
-    label,
-    oversubscribed,
-    plot,
-    ran_on,
-    sentences,
-    shape,
-    speed_against,
-    spread_in_words,
-    time_in_words,
-    tuner,
-    wrong_in,
-)
+from ringcoll.bench import FEW_SAMPLES, NATIVE, OVER, as_size, spread_in_words, time_in_words
 from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
 from ringcoll.cli.doctor import print_costs
@@ -51,16 +29,12 @@ from ringcoll.cli.output import (
     progress,
 )
 from ringcoll.cli.search import fit_command
-from ringcoll.collectives import measurements
 from ringcoll.cost import MEASURED, Parameters, Table, in_number, in_text
-from ringcoll.launch import Ranks
 from ringcoll.machine import (
-    Tuned,
     UserModule,
     forced_transport,
     is_schedule_file,
     replace_file,
-    tuning,
     tuning_file,
 )
 from ringcoll.schedule import CONTRACTS, contract
@@ -142,7 +116,7 @@ def compare(
     measuring.check_memory(maxbytes, world_size)
     sizes = options.sizes_between(minbytes, maxbytes, stepfactor)
     request = _request(collective, names, world_size, transport, sizes, seconds)
-    facts = environment(world_size) | {"transport": transport}
+    facts = lab.environment(world_size) | {"transport": transport}
     if not (as_json or as_csv):
         _announce(request, facts)
     results = measuring.measured(request, world_size, _medians)
@@ -155,17 +129,17 @@ def compare(
                 "environment": facts,
                 "collective": collective,
                 "world_size": world_size,
-                "results": list(comparison_records(results)),
-                "wrong": wrong_in(results),
-                "findings": list(sentences(results)),
+                "results": list(lab.comparison_records(results)),
+                "wrong": lab.wrong_in(results),
+                "findings": list(lab.sentences(results)),
                 "picture": None if picture is None else str(picture.resolve()),
             }
         )
     elif as_csv:
-        print_csv(list(comparison_records(results)))
+        print_csv(list(lab.comparison_records(results)))
     else:
         _print_comparison(results, facts, picture)
-    if failed(results):
+    if lab.failed(results):
         ctx.exit(1)
 
 
@@ -176,7 +150,7 @@ def _request(
     transport: str,
     sizes: tuple[int, ...],
     seconds: float,
-) -> BenchRequest:
+) -> lab.BenchRequest:
     scouts: list[str] = []
     modules: tuple[UserModule, ...] = ()
     if names is not None:
@@ -192,10 +166,10 @@ def _request(
         if transport != _BESIDE and forced_transport("cpu") is None:
             contenders += [f"{name}{OVER}{_BESIDE}" for name in contenders[:2]]
         contenders.append(NATIVE)
-    sizes = tuple(n for n in sizes if shape(Workload(collective, n), world_size).count)
+    sizes = tuple(n for n in sizes if lab.shape(lab.Workload(collective, n), world_size).count)
     if not sizes:
         raise click.UsageError("at no size is there an element to move; a barrier has none")
-    return BenchRequest(
+    return lab.BenchRequest(
         collective,
         tuple(contenders),
         sizes,
@@ -209,21 +183,21 @@ def _request(
     )
 
 
-def _announce(request: BenchRequest, facts: dict[str, Any]) -> None:
-    names = [label(name) for name in request.contenders]
+def _announce(request: lab.BenchRequest, facts: dict[str, Any]) -> None:
+    names = [lab.label(name) for name in request.contenders]
     if request.scouts:
         names.insert(-1, f"the best of {len(request.scouts)} others")
     print_text(
-        f"{request.collective} of float32 on {ran_on(facts)}",
+        f"{request.collective} of float32 on {lab.ran_on(facts)}",
         f"{', '.join(names)}; about {request.seconds:.0f} s",
         "",
     )
 
 
-def _medians(results: list[Result]) -> str:
+def _medians(results: list[lab.Result]) -> str:
     """The last medians, for the progress bar."""
     medians = "  ".join(
-        f"{label(result.contender)} {time_in_words(result.timed.summary.p50_s)}"
+        f"{lab.label(result.contender)} {time_in_words(result.timed.summary.p50_s)}"
         for result in results
         if result.timed is not None
     )
@@ -234,7 +208,7 @@ _COLUMNS = ("size", "algorithm", "median", "spread", "busbw", "speed", "#wrong",
 _UNITS = ("", "", "(us)", "", "(GB/s)", "/native", "", "")
 
 
-def _print_comparison(results: list[Result], facts: dict[str, Any], path: Path | None) -> None:
+def _print_comparison(results: list[lab.Result], facts: dict[str, Any], path: Path | None) -> None:
     headings = [f"{name}\n{unit}" for name, unit in zip(_COLUMNS, _UNITS, strict=True)]
     print_table(headings, grouped(_comparison_rows(results)), left=2)
     print_text("", "* lowest median of its size")
@@ -242,16 +216,16 @@ def _print_comparison(results: list[Result], facts: dict[str, Any], path: Path |
         print_text("+ the best of the rest at its size")
     if any(result.timed is not None and result.timed.summary.few for result in results):
         print_text(f"~ median and spread are {FEW_SAMPLES}")
-    print_text(*oversubscribed(facts["world_size"]), "", *sentences(results))
+    print_text(*lab.oversubscribed(facts["world_size"]), "", *lab.sentences(results))
     if path is not None:
         echo(f"\n{path.resolve()}")
 
 
-def _comparison_rows(results: list[Result]) -> Iterator[tuple[str, ...]]:
-    table = by_size(results)
+def _comparison_rows(results: list[lab.Result]) -> Iterator[tuple[str, ...]]:
+    table = lab.by_size(results)
     for result in results:
         row, first = table.get(result.nbytes, {}), as_size(result.nbytes)
-        name = label(result.contender) + ("+" if result.scouted else "")
+        name = lab.label(result.contender) + ("+" if result.scouted else "")
         if result.timed is None:
             yield (first, name, *"-" * (len(_COLUMNS) - 2))
             continue
@@ -266,21 +240,21 @@ def _comparison_rows(results: list[Result]) -> Iterator[tuple[str, ...]]:
             f"{'*' if fastest else ''}{summary.p50_s * 1e6:.1f}",
             spread_in_words(summary),
             f"{result.busbw(summary.p50_s):.4f}",
-            "-" if native is None else f"{speed_against(result, native):.2f}",
+            "-" if native is None else f"{lab.speed_against(result, native):.2f}",
             "-" if result.wrong is None else str(result.wrong),
             str(summary.samples),
         )
 
 
-def _draw(results: list[Result], path: Path, facts: dict[str, Any]) -> None:
-    curves: dict[str, list[Result]] = {}
+def _draw(results: list[lab.Result], path: Path, facts: dict[str, Any]) -> None:
+    curves: dict[str, list[lab.Result]] = {}
     for result in results:
         curves.setdefault(_REST if result.scouted else result.contender, []).append(result)
     title = (
         f"{results[0].workload.collective} of float32, {facts['world_size']} processes "
         f"on {facts['cores']} cores, {facts['transport']}: medians, quartiles shaded"
     )
-    plot.save(plot.draw(curves, title), path)
+    lab.plot.save(lab.plot.draw(curves, title), path)
 
 
 # --- tune -------------------------------------------------------------------------------
@@ -362,25 +336,27 @@ def tune(
     if path is None:
         raise click.UsageError("RINGCOLL_TUNING is off; name a file with --output")
     if path.exists():
-        tuning.read(path)  # raises if the file is something else
+        machine.tuning.read(path)  # raises if the file is something else
     world_size = ranks or 4
     measuring.check_memory(maxbytes, world_size, device)
     chosen, modules = (
         (None, ()) if algorithms is None else _chosen(algorithms, collectives, world_size)
     )
-    plan = tuner.TuningPlan(
+    plan = lab.tuner.TuningPlan(
         collectives, sizes, seconds, algorithms=chosen, modules=modules, device=device
     )
-    facts = environment(world_size) | {"transport": transport}
+    facts = lab.environment(world_size) | {"transport": transport}
     if not as_json:
-        print_text(f"{ran_on(facts)}; about {seconds:.0f} s", "")
+        print_text(f"{lab.ran_on(facts)}; about {seconds:.0f} s", "")
     costs, results = _measure(plan, world_size, transport)
     table = Table(
         transport=transport, world_size=world_size, parameters=costs, source=MEASURED, device=device
     )
-    findings = tuner.findings(results, table)
-    table = replace(table, tuned=tuner.rules_from(findings, world_size, device=device))
-    tuning.update(path, Tuned.now(table, torch=torch.__version__, seconds=seconds))
+    findings = lab.tuner.findings(results, table)
+    table = replace(table, tuned=lab.tuner.rules_from(findings, world_size, device=device))
+    import torch  # here, as pages of help need no torch
+
+    machine.tuning.update(path, machine.Tuned.now(table, torch=torch.__version__, seconds=seconds))
     if as_json:
         print_json(
             {
@@ -401,8 +377,8 @@ def tune(
 def _collectives(names: str | None) -> tuple[str, ...]:
     if names is None:
         return tuple(CONTRACTS)
-    asked = [name.strip().replace("-", "_") for name in names.split(",") if name.strip()]
-    return tuple(contract(name).collective for name in asked)
+    asked = filter(None, map(str.strip, names.split(",")))
+    return tuple(options.collective_name.convert(name, None, None) for name in asked)
 
 
 def _chosen(
@@ -432,16 +408,16 @@ def _chosen(
 
 
 def _measure(
-    plan: tuner.TuningPlan, world_size: int, transport: str
-) -> tuple[Parameters, list[Result]]:
-    total = sum(map(len, tuner.workloads(plan, world_size).values()))
+    plan: lab.tuner.TuningPlan, world_size: int, transport: str
+) -> tuple[Parameters, list[lab.Result]]:
+    total = sum(map(len, lab.tuner.workloads(plan, world_size).values()))
     with (
         progress(total, "starting ranks") as advance,
-        Ranks(world_size, timeout_s=_START_S) as ranks,
+        launch.Ranks(world_size, timeout_s=_START_S) as ranks,
     ):
-        costs: Parameters = ranks.run(tuner.costs_on_rank, transport, plan.device)[0]
-        results: list[Result] = ranks.run(
-            tuner.time_on_rank,
+        costs: Parameters = ranks.run(lab.tuner.costs_on_rank, transport, plan.device)[0]
+        results: list[lab.Result] = ranks.run(
+            lab.tuner.time_on_rank,
             replace(plan, costs=costs),
             on_report=lambda results: advance(
                 f"{results[0].workload.collective} of {as_size(results[0].nbytes)}"
@@ -451,20 +427,20 @@ def _measure(
     return costs, results
 
 
-def _print_tuning(table: Table, findings: list[tuner.Finding], path: Path) -> None:
+def _print_tuning(table: Table, findings: list[lab.tuner.Finding], path: Path) -> None:
     columns = ("collective", "size", "fastest", "median", "model", "ratio")
     print_table(columns, grouped(map(_finding_row, findings)), left=3)
     if any(finding.few for finding in findings):
         print_text(f"~ medians are {FEW_SAMPLES}")
     print_costs(table.parameters)
-    print_text(*oversubscribed(table.world_size))
+    print_text(*lab.oversubscribed(table.world_size))
     echo("\nrules:" if table.tuned else "\nno rules: the model is as good")
     for rule in table.tuned:
         echo(f"  {rule}")
     echo(f"\n{path.resolve()}")
 
 
-def _finding_row(finding: tuner.Finding) -> tuple[str, ...]:
+def _finding_row(finding: lab.tuner.Finding) -> tuple[str, ...]:
     return (
         finding.collective,
         as_size(finding.nbytes),
@@ -505,7 +481,11 @@ def probe(
     over the median. Nothing else should run on these hosts meanwhile.
     """
     measured: Measurements = measuring.on_ranks(
-        measurements, None, seconds, world_size=measuring.ranks_to_use(ranks, 4), backend="gloo"
+        collectives.measurements,
+        None,
+        seconds,
+        world_size=measuring.ranks_to_use(ranks, 4),
+        backend="gloo",
     )
     if not measuring.is_first_rank():
         return

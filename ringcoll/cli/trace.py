@@ -8,24 +8,11 @@ from typing import Any
 
 import click
 
-from ringcoll.bench import (
-    DTYPES,
-    NATIVE,
-    Contender,
-    TraceRequest,
-    TrainerTraceRequest,
-    TrainingRequest,
-    Workload,
-    as_size,
-    check_fit,
-    environment,
-    oversubscribed,
-    time_in_words,
-    trace_on_rank,
-    trace_training_on_rank,
-)
+import ringcoll.bench as lab
+from ringcoll import training
+from ringcoll.bench import DTYPE_NAMES, NATIVE, as_size, time_in_words
 from ringcoll.cli import measuring, options
-from ringcoll.cli.app import command
+from ringcoll.cli.app import command, did_you_mean, nearest
 from ringcoll.cli.output import (
     PICTURES,
     echo,
@@ -39,7 +26,7 @@ from ringcoll.machine import UserModule, is_schedule_file, read_json_file, repla
 from ringcoll.pictures import last_run, overlap_picture, player_page, time_picture
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
-from ringcoll.training import TRAINERS, Gradients, find_trainer, trainer_names, usual_task
+from ringcoll.training import TRAINERS, find_trainer, trainer_names, usual_task
 
 _SHARES = ("waiting", "moving", "reducing", "python")
 _PARTS = ("computing", "communicating", "waiting")
@@ -60,9 +47,12 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
                 return value
             return options.collective_name.convert(value, param, ctx)
         except ArgumentError as error:
-            self.fail(f"{value!r} is none of {error.expected}", param, ctx)
+            self.fail(f"{value!r} is none of {error.expected}{nearest(error)}", param, ctx)
         except ScheduleError as error:
-            raise ScheduleError(f"{error}; or a trainer: {', '.join(trainer_names())}") from None
+            trainers = (
+                f"; or a trainer: {', '.join(trainer_names())}{did_you_mean(value, TRAINERS)}"
+            )
+            raise ScheduleError(f"{error}{trainers}") from None
 
 
 @command(
@@ -97,8 +87,9 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
 @click.option("--op", default="sum", show_default=True, metavar="OP", callback=measuring.operator,
               help=f"One of {', '.join(OPERATORS)}.")  # fmt: skip
 @click.option("-d", "--datatype", "dtype", default="float", callback=measuring.dtype,
-              show_default=True, metavar="TYPE", help=f"One of {', '.join(DTYPES)}.")  # fmt: skip
-@click.option("-r", "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
+              show_default=True, metavar="TYPE",
+              help=f"One of {', '.join(DTYPE_NAMES)}.")  # fmt: skip
+@options.root_option
 @measuring.segments_option
 @options.json_option
 @click.pass_context
@@ -144,10 +135,12 @@ def trace(
         _refuse_options_of_collectives(ctx, what)
         name, modules = _algorithm("all_reduce", algorithm, world_size)
         task = usual_task([what])
-        check_fit(TrainingRequest((Contender(what, name),), task), world_size)
+        lab.check_fit(lab.TrainingRequest((lab.Contender(what, name),), task), world_size)
         summary = measuring.on_ranks(
-            trace_training_on_rank,
-            TrainerTraceRequest(what, task, Gradients(name), **target, modules=modules),
+            lab.trace_training_on_rank,
+            lab.TrainerTraceRequest(
+                what, task, training.Gradients(name), **target, modules=modules
+            ),
             world_size=world_size,
             backend="ringcoll",
         )
@@ -166,8 +159,8 @@ def trace(
         name, modules = _algorithm(what, algorithm, world_size)
         measuring.check_memory(nbytes, world_size)
         op = op if contract(what).reduces else "none"
-        workload = Workload(what, nbytes, dtype, op, (root or 0) if has_root else -1)
-        request = TraceRequest(
+        workload = lab.Workload(what, nbytes, dtype, op, (root or 0) if has_root else -1)
+        request = lab.TraceRequest(
             workload,
             name,
             **target,
@@ -175,7 +168,9 @@ def trace(
             transport=transport,
             modules=modules,
         )
-        summary = measuring.on_ranks(trace_on_rank, request, world_size=world_size, backend="gloo")
+        summary = measuring.on_ranks(
+            lab.trace_on_rank, request, world_size=world_size, backend="gloo"
+        )
         if not summary:
             return
         if is_page:
@@ -186,13 +181,13 @@ def trace(
         columns = ["rank", "operations", "total", *_SHARES, "sent", "received", "messages"]
         rows = _call_rows(summary["ranks"])
     if as_json:
-        facts = {"environment": environment(world_size), "file": str(file.absolute())}
+        facts = {"environment": lab.environment(world_size), "file": str(file.absolute())}
         print_json(facts | summary)
         return
     echo(
         f"{title} on {world_size} ranks over {summary['transport']}, {times} {unit} after {warmup}"
     )
-    print_text(*oversubscribed(world_size), "")
+    print_text(*lab.oversubscribed(world_size), "")
     print_table(columns, rows, left=2)
     worst = max(summary["clocks"], key=lambda clock: float(clock["uncertainty_us"]))
     opened = "" if is_picture else ": open it in https://ui.perfetto.dev or chrome://tracing"

@@ -9,36 +9,26 @@ from typing import Any
 
 import click
 
+import ringcoll.bench as lab
 from ringcoll.bench import (
+    BUCKET_BYTES,
+    EPOCHS,
     FEW_SAMPLES,
     NATIVE,
-    NATIVE_TRAINER,
-    WIRE_DTYPES,
-    Contender,
-    Epoch,
-    TrainingRequest,
-    TrainingResult,
+    WIRE_NAMES,
     as_size,
-    check_fit,
-    draw_losses,
-    environment,
-    label,
-    oversubscribed,
-    ran_on,
     spread_in_words,
     time_in_words,
-    tolerances,
-    train_on_rank,
 )
 from ringcoll.cli import measuring, options
-from ringcoll.cli.app import command
+from ringcoll.cli.app import command, nearest
 from ringcoll.cli.output import echo, print_json, print_table, print_text, progress
 from ringcoll.errors import ArgumentError
 from ringcoll.training import (
+    LAYERS,
     LEARNING_RATES,
     MODELS,
     TRAINERS,
-    Task,
     TrainerEntry,
     find_trainer,
     trainer_names,
@@ -56,7 +46,9 @@ def _trainers(
     try:
         return {name: find_trainer(name)[0] for name in names}
     except ArgumentError as error:
-        raise click.BadParameter(f"{error.got!r} is none of {error.expected}") from error
+        raise click.BadParameter(
+            f"{error.got!r} is none of {error.expected}{nearest(error)}"
+        ) from error
 
 
 _SETTINGS = ("backend", "epochs", "wire", "bucket_bytes")
@@ -96,31 +88,31 @@ def _taking(what: str) -> str:
               show_default=True, shell_complete=options.complete_algorithms,
               help="Names from `ringcoll list`, auto, algorithms of your own, such as "
               f"star.py:star, or files such as best.txt; for {_taking('algorithm')}.")  # fmt: skip
-@click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="ringcoll",
+@click.option("--backend", type=options.OneOf(["gloo", "ringcoll"]), default="ringcoll",
               show_default=True, help="Backend of the process group.")  # fmt: skip
 @measuring.ranks_option(2)
 @measuring.transport
-@click.option("--model", type=click.Choice(MODELS),
+@click.option("--model", type=options.OneOf(MODELS),
               help="A perceptron reads digits, a transformer continues text; without it the model "
               "that the trainers need, or the perceptron.")  # fmt: skip
-@click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)),
+@click.option("--optimizer", type=options.OneOf(list(LEARNING_RATES)),
               help="All contenders use it; without the option, the optimizer that the trainers "
               "need, or sgd, with momentum 0.9.")  # fmt: skip
-@click.option("--epochs", type=click.IntRange(1, 10**6), default=TrainingRequest.epochs,
+@click.option("--epochs", type=click.IntRange(1, 10**6), default=EPOCHS,
               show_default=True, help="Times that each sample is seen.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1, 1 << 16),
               help="Samples in a step, for each rank; 32 pictures, or 8 pieces of "
               "text.")  # fmt: skip
-@click.option("--layers", type=click.IntRange(1, 1 << 10), default=Task.layers, show_default=True,
+@click.option("--layers", type=click.IntRange(1, 1 << 10), default=LAYERS, show_default=True,
               help="Linear layers of the perceptron, blocks of the transformer.")  # fmt: skip
 @click.option("--width", type=click.IntRange(1, 1 << 14),
               help="Neurons between two layers, 256, or numbers for a token, 64.")  # fmt: skip
 @click.option("--bucket-bytes", type=options.nbytes_of,
-              default=as_size(TrainingRequest.bucket_bytes), show_default=True,
+              default=as_size(BUCKET_BYTES), show_default=True,
               help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
-@click.option("--wire", type=click.Choice(list(WIRE_DTYPES)),
+@click.option("--wire", type=options.OneOf(list(WIRE_NAMES)),
               help=f"Send gradients in 16 bits; for {_taking('wire')}.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=Task.seed, show_default=True,
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True,
               help="Seed of the weights and of the order of the samples.")  # fmt: skip
 @click.option("--lr", type=options.FiniteRange(min=0, min_open=True),
               help=f"Learning rate; {_RATES}.")  # fmt: skip
@@ -165,9 +157,9 @@ def train(
         raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
     task = usual_task(trainers, **{name: settings.pop(name) for name in _TASK_SETTINGS})
     contenders = tuple(_contenders(trainers, algorithms, backend))
-    request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
-    check_fit(request, world_size)  # before ranks are started
-    facts = environment(world_size) | {"transport": transport}
+    request = lab.TrainingRequest(contenders, task, backend, modules=modules, **settings)
+    lab.check_fit(request, world_size)  # before ranks are started
+    facts = lab.environment(world_size) | {"transport": transport}
     printing = measuring.is_first_rank()
     if printing and not as_json:
         _announce(request, facts)
@@ -189,24 +181,24 @@ def train(
             ]
             for result in results
         }
-        draw_losses(curves, picture)
+        lab.draw_losses(curves, picture)
     if wrong:
         ctx.exit(1)
 
 
 def _contenders(
     trainers: dict[str, TrainerEntry], names: tuple[str, ...], backend: str
-) -> Iterator[Contender]:
+) -> Iterator[lab.Contender]:
     for trainer, system in trainers.items():
         if trainer == "torch-ddp" and backend == "gloo":
-            yield NATIVE_TRAINER
+            yield lab.NATIVE_TRAINER
         elif not system.takes_algorithm:
-            yield Contender(trainer, "auto")
+            yield lab.Contender(trainer, "auto")
         else:
-            yield from (Contender(trainer, name) for name in names if name != NATIVE)
+            yield from (lab.Contender(trainer, name) for name in names if name != NATIVE)
 
 
-def _announce(request: TrainingRequest, facts: dict[str, Any]) -> None:
+def _announce(request: lab.TrainingRequest, facts: dict[str, Any]) -> None:
     task, world_size = request.task, facts["world_size"]
     if task.model == "perceptron":
         sizes = [64, *[task.width] * (task.layers - 1), 10]
@@ -218,16 +210,16 @@ def _announce(request: TrainingRequest, facts: dict[str, Any]) -> None:
     print_text(
         f"{model} on {count} {data}, {count // (world_size * task.batch)} steps an epoch of "
         f"{world_size} x {task.batch}, {task.optimizer} with learning rate {task.lr:g}",
-        f"{request.backend}: {ran_on(facts)}",
+        f"{request.backend}: {lab.ran_on(facts)}",
         "",
     )
 
 
-def _run(request: TrainingRequest, world_size: int) -> list[TrainingResult]:
-    total = request.epochs * len({*request.contenders, NATIVE_TRAINER})
+def _run(request: lab.TrainingRequest, world_size: int) -> list[lab.TrainingResult]:
+    total = request.epochs * len({*request.contenders, lab.NATIVE_TRAINER})
     with progress(total, "starting ranks", shown=measuring.is_first_rank()) as advance:
-        results: list[TrainingResult] = measuring.on_ranks(
-            train_on_rank,
+        results: list[lab.TrainingResult] = measuring.on_ranks(
+            lab.train_on_rank,
             request,
             world_size=world_size,
             backend=request.backend,
@@ -238,15 +230,15 @@ def _run(request: TrainingRequest, world_size: int) -> list[TrainingResult]:
     return results
 
 
-def _name(contender: Contender) -> str:
+def _name(contender: lab.Contender) -> str:
     trainer, algorithm = contender
     if algorithm is None:
         return "native"
     takes_algorithm = find_trainer(trainer)[0].takes_algorithm
-    return f"{trainer}, {label(algorithm)}" if takes_algorithm else trainer
+    return f"{trainer}, {lab.label(algorithm)}" if takes_algorithm else trainer
 
 
-def _quality(epoch: Epoch) -> str:
+def _quality(epoch: lab.Epoch) -> str:
     return f"{epoch.loss:.4f} {100 * epoch.accuracy:.1f}%"
 
 
@@ -257,7 +249,10 @@ _COLUMNS = (
 
 
 def _print(
-    request: TrainingRequest, results: list[TrainingResult], wrong: list[str], facts: dict[str, Any]
+    request: lab.TrainingRequest,
+    results: list[lab.TrainingResult],
+    wrong: list[str],
+    facts: dict[str, Any],
 ) -> None:
     names = [_name(result.contender) for result in results]
     lines = zip(*(result.epochs for result in results), strict=True)
@@ -270,11 +265,11 @@ def _print(
     print_table(titles, cells, left=1)
     if any(result.summary.few for result in results):
         print_text(f"~ median and spread are {FEW_SAMPLES}")
-    print_text("", *oversubscribed(facts["world_size"]))
+    print_text("", *lab.oversubscribed(facts["world_size"]))
     print_text("", *(wrong or _findings(request, results)))
 
 
-def _row(result: TrainingResult) -> tuple[str, ...]:
+def _row(result: lab.TrainingResult) -> tuple[str, ...]:
     summary, last = result.summary, result.epochs[-1]
     overlap, bubble = (
         "-" if share is None else f"{100 * share:.0f}%" for share in (result.overlap, result.bubble)
@@ -290,12 +285,12 @@ def _row(result: TrainingResult) -> tuple[str, ...]:
         overlap,
         bubble,
         f"{result.between_ranks:.2g}",
-        "-" if result.contender == NATIVE_TRAINER else f"{result.end.from_native:.2g}",
+        "-" if result.contender == lab.NATIVE_TRAINER else f"{result.end.from_native:.2g}",
     )
 
 
-def _findings(request: TrainingRequest, results: list[TrainingResult]) -> Iterator[str]:
-    ours = [result for result in results if result.contender != NATIVE_TRAINER]
+def _findings(request: lab.TrainingRequest, results: list[lab.TrainingResult]) -> Iterator[str]:
+    ours = [result for result in results if result.contender != lab.NATIVE_TRAINER]
     systems = {result.contender: find_trainer(result.contender.trainer)[0] for result in results}
     if all(system.meets for system in systems.values()):
         yield "Parameters are the same on all ranks, to the last bit, for every contender."
@@ -307,7 +302,7 @@ def _findings(request: TrainingRequest, results: list[TrainingResult]) -> Iterat
         if worst == 0:
             yield f"{every} ends with the parameters of native, to the last bit."
         else:
-            limit = min(tolerances(request, result)[1] for result in exact)
+            limit = min(lab.tolerances(request, result)[1] for result in exact)
             yield (
                 f"Largest difference from native: {worst:.2g}, allowed {limit:.2g}; "
                 f"losses differ by {max(losses) - min(losses):.2g} at most."
@@ -319,7 +314,10 @@ def _findings(request: TrainingRequest, results: list[TrainingResult]) -> Iterat
 
 
 def _document(
-    request: TrainingRequest, facts: dict[str, Any], results: list[TrainingResult], wrong: list[str]
+    request: lab.TrainingRequest,
+    facts: dict[str, Any],
+    results: list[lab.TrainingResult],
+    wrong: list[str],
 ) -> dict[str, Any]:
     return {
         "environment": facts,
@@ -335,7 +333,7 @@ def _document(
     }
 
 
-def _record(result: TrainingResult) -> dict[str, Any]:
+def _record(result: lab.TrainingResult) -> dict[str, Any]:
     first = result.first
     return {
         "trainer": result.contender.trainer,

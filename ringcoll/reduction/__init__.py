@@ -9,6 +9,7 @@ signed numbers, or converted to a wider dtype. For bool, SUM and MAX are *or*, P
 *and*, as in torch's NCCL backend.
 
 ==============  =========================================================
+`names`         the names of operators; without torch
 `operators`     operators, and their reductions for each dtype
 `engine`        the engine that computes with torch's operators, and results before a call
 `gpu`           kernels for CUDA tensors, and the engine that computes with them

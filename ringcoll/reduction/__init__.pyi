@@ -10,14 +10,14 @@ from .gpu import bound as bound
 from .gpu import c_type as c_type
 from .gpu import engine as engine
 from .gpu import launch_of as launch_of
+from .names import OPERATORS as OPERATORS
+from .names import operator_named as operator_named
 from .operators import MOVED as MOVED
-from .operators import OPERATORS as OPERATORS
 from .operators import SERIAL_NUMEL as SERIAL_NUMEL
 from .operators import Operator as Operator
 from .operators import Reduction as Reduction
 from .operators import UserOp as UserOp
 from .operators import as_operator as as_operator
-from .operators import operator_named as operator_named
 from .operators import premul_sum as premul_sum
 from .operators import resolve as resolve
 from .reproducible import Reproducible as Reproducible

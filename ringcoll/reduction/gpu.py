@@ -29,7 +29,8 @@ from torch import Tensor
 
 from ringcoll.errors import MissingExtraError
 from ringcoll.reduction.engine import Engine, run_all
-from ringcoll.reduction.operators import OPERATORS, SIGNED_TWIN, Reduction
+from ringcoll.reduction.names import OPERATORS
+from ringcoll.reduction.operators import SIGNED_TWIN, Reduction
 
 MOST_SOURCES = 16
 """Largest number of operands of a launch, which holds all of them in registers at once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError
+from ringcoll.reduction.names import OPERATORS, operator_named
 from ringcoll.reduction.user_code import version_of
 from ringcoll.schedule import OperandOrder
 
@@ -141,38 +141,11 @@ def premul_sum(factor: complex | Tensor) -> Operator:
     return Operator("premul_sum", factor=factor)
 
 
-OPERATORS = {
-    "sum": "sum",
-    "prod": "product",
-    "max": "max",
-    "min": "min",
-    "avg": "avg",
-    "mulsum": "premul_sum",
-    # torch's own, beyond those of nccl-tests
-    "band": "band",
-    "bor": "bor",
-    "bxor": "bxor",
-}
-"""Torch's names in lower case, by those of nccl-tests, which are MPI's without ``MPI_``."""
-
-_BEFORE_A_NAME = re.compile(r".*\.|mpi_|nccl")
 _NAMES = {
     getattr(dist.ReduceOp, name.upper()): name
     for name in OPERATORS.values()
     if name != "premul_sum"
 }
-
-
-def operator_named(text: str) -> str | None:
-    """Torch's name, in lower case, of an operator in any spelling; ``None`` for no operator.
-
-    Examples
-    --------
-    >>> [operator_named(text) for text in ("PRODUCT", "prod", "MPI_PROD", "ncclProd", "SUM")]
-    ['product', 'product', 'product', 'product', 'sum']
-    """
-    word = _BEFORE_A_NAME.sub("", text.strip().lower())
-    return word if word in OPERATORS.values() else OPERATORS.get(word)
 
 
 def as_operator(op: object, rank: int | None = None) -> Operator:

@@ -3,6 +3,7 @@
 ================  ==============================================================================
 What is trained
 ------------------------------------------------------------------------------------------------
+`names`           names of models, optimizers and other choices; without torch
 `task`            models, their data, and a task: a model, its data, and how it learns
 `model_on_ranks`  the model that several ranks hold: compared, laid end to end, put together
 `messages`        messages between two ranks, and from several ranks as they come

@@ -30,6 +30,9 @@ from .messages import waiting as waiting
 from .model_on_ranks import check_finite as check_finite
 from .model_on_ranks import check_same as check_same
 from .model_on_ranks import whole_parameters as whole_parameters
+from .names import LAYERS as LAYERS
+from .names import LEARNING_RATES as LEARNING_RATES
+from .names import MODELS as MODELS
 from .pipeline.pipeline_schedule import SCHEDULES as SCHEDULES
 from .pipeline.pipeline_schedule import UNIT_COSTS as UNIT_COSTS
 from .pipeline.pipeline_schedule import Action as Action
@@ -59,8 +62,6 @@ from .split.tensor import tensor_parallel as tensor_parallel
 from .split.tensor import vocabulary_loss as vocabulary_loss
 from .systems import Gradients as Gradients
 from .systems import Trainer as Trainer
-from .task import LEARNING_RATES as LEARNING_RATES
-from .task import MODELS as MODELS
 from .task import Examples as Examples
 from .task import Task as Task
 from .task import Text as Text

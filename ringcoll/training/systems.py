@@ -40,7 +40,7 @@ from ringcoll.training.data.hooks import (
     all_reduce_hook,
 )
 from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
-from ringcoll.training.free.model_averages import Gossip, LocalSGD
+from ringcoll.training.free.model_averages import Gossip, LocalSGD, diloco
 from ringcoll.training.free.server import SERVER, ParameterServer, ServerWorker
 from ringcoll.training.model_on_ranks import check_same, require, whole_parameters
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
@@ -418,6 +418,11 @@ def local(trainer: Trainer, make: Callable[..., LocalSGD] = LocalSGD) -> None:
         return replace(states, optimizer=states.optimizer + storage_nbytes(averaging.kept()))
 
     trainer.memory = memory
+
+
+def outer(trainer: Trainer) -> None:
+    """As `local`, with Nesterov's momentum from meeting to meeting."""
+    local(trainer, diloco)
 
 
 def check_server(task: Task, option: str, world_size: int) -> None:

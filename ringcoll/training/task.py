@@ -32,12 +32,7 @@ from torch.nn import functional
 
 from ringcoll.errors import MissingExtraError
 from ringcoll.training.model_on_ranks import require
-
-MODELS = ("perceptron", "transformer")
-"""The models by name: a perceptron reads digits, a transformer continues a text."""
-
-LEARNING_RATES = {"sgd": 0.02, "adamw": 0.002}
-"""The optimizers by name, each with the learning rate that is used if none is given."""
+from ringcoll.training.names import LAYERS, LEARNING_RATES, MODELS
 
 _MOMENTUM = 0.9
 _DTYPE = torch.float32  # of models and data, whatever the default
@@ -376,7 +371,7 @@ class Task:
 
     model: str
     examples: Examples
-    layers: int = 4
+    layers: int = LAYERS
     width: int = 256
     batch: int = 32
     optimizer: str = "sgd"

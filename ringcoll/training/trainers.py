@@ -1,21 +1,22 @@
-"""All training systems as trainers, by name: the one table."""
+"""All training systems as trainers, by name: the one table.
+
+The table is read without torch, for pages of help; what makes a trainer imports it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import NamedTuple
-
-import torch.distributed as dist
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.training import systems
-from ringcoll.training.free.model_averages import GRAPHS, diloco
-from ringcoll.training.model_on_ranks import require
+from ringcoll.training.names import COMPRESSORS, GRAPHS, LAYERS, LEARNING_RATES, MODELS
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
-from ringcoll.training.systems import Gradients, Trainer
-from ringcoll.training.task import LEARNING_RATES, MODELS, Task
+
+if TYPE_CHECKING:
+    from ringcoll.training.systems import Gradients, Trainer
+    from ringcoll.training.task import Task
 
 _SIZES = {"perceptron": (256, 32), "transformer": (64, 8)}  # width and batch, if none are given
 
@@ -47,69 +48,76 @@ class TrainerEntry(NamedTuple):
     """The only model, and optimizer, that the system works with."""
 
 
+def _late(name: str, **settings: Any) -> Callable[..., None]:
+    """A function of `systems`, which is imported when the function is called."""
+    module = "ringcoll.training.systems"
+    return lambda *args: getattr(import_module(module), name)(*args, **settings)
+
+
 TRAINERS = {
     "one-process": TrainerEntry(
-        "no messages: each rank trains on the batches of all", systems.one_process
+        "no messages: each rank trains on the batches of all", _late("one_process")
     ),
     "per-parameter": TrainerEntry(
         "an all-reduce for each parameter, after backward",
-        systems.per_parameter, takes_algorithm=True, takes_wire=True,
+        _late("per_parameter"), takes_algorithm=True, takes_wire=True,
     ),
     "bucketed": TrainerEntry(
         "an all-reduce for each bucket, while backward goes on",
-        systems.bucketed, takes_algorithm=True, takes_wire=True,
+        _late("bucketed"), takes_algorithm=True, takes_wire=True,
     ),
     "torch-ddp": TrainerEntry(
-        "DistributedDataParallel on a group of --backend", systems.torch_ddp, takes_algorithm=True
+        "DistributedDataParallel on a group of --backend", _late("torch_ddp"), takes_algorithm=True
     ),
     "torch-ddp-hook": TrainerEntry(
         "DistributedDataParallel that calls ringcoll in a hook",
-        systems.hooked_ddp, takes_algorithm=True, takes_wire=True,
+        _late("hooked_ddp"), takes_algorithm=True, takes_wire=True,
     ),
     "compressed": TrainerEntry(
         "topk, int8 or powersgd, with error feedback",
-        systems.compressed, tuple(systems.COMPRESSORS), "HOW", is_exact=False,
+        _late("compressed"), COMPRESSORS, "HOW", is_exact=False,
     ),
     "tensor": TrainerEntry(
         "each layer is split over the ranks; all see the samples of all",
-        systems.tensor, check=systems.check_tensor,
+        _late("tensor"), check=_late("check_tensor"),
     ),
     "sequence": TrainerEntry(
         "tensor, and activations between layers are split by tokens; transformer",
-        partial(systems.tensor, sequence=True),
-        check=systems.check_sequence, needs_model="transformer",
+        _late("tensor", sequence=True),
+        check=_late("check_sequence"), needs_model="transformer",
     ),
     "context": TrainerEntry(
         "sequences are split over the ranks: ring attention; transformer",
-        systems.context, check=systems.check_context, needs_model="transformer",
+        _late("context"), check=_late("check_context"), needs_model="transformer",
     ),
     "pipeline": TrainerEntry(
         "the layers are shared out; a batch passes in 4 micro-batches",
-        systems.pipeline, tuple(SCHEDULES), "NAME", check=systems.check_pipeline,
+        _late("pipeline"), tuple(SCHEDULES), "NAME", check=_late("check_pipeline"),
     ),
     "sharded": TrainerEntry(
         "AdamW: each rank has a share of its state, 2: of gradients, 3: of parameters",
-        systems.sharded, ("1", "2", "3"), "STAGE", needs_optimizer="adamw",
+        _late("sharded"), ("1", "2", "3"), "STAGE", needs_optimizer="adamw",
     ),
     "3d": TrainerEntry(
         "data x pipeline x tensor parallel; transformer",
-        systems.mesh, None, "DxPxT", check=systems.check_mesh, needs_model="transformer",
+        _late("mesh"), None, "DxPxT", check=_late("check_mesh"), needs_model="transformer",
     ),
     "gossip": TrainerEntry(
         "each rank averages its model with its neighbours'",
-        systems.mixing, GRAPHS, "GRAPH", meets=False, is_exact=False,
+        _late("mixing"), GRAPHS, "GRAPH", meets=False, is_exact=False,
     ),
     "local-sgd": TrainerEntry(
         "the ranks average their models every 8 steps",
-        systems.local, meets=False, is_exact=False,
+        _late("local"), meets=False, is_exact=False,
     ),
     "diloco": TrainerEntry(
         "the same, and Nesterov's momentum from meeting to meeting",
-        partial(systems.local, make=diloco), meets=False, is_exact=False,
+        _late("outer"), meets=False, is_exact=False,
     ),
     "server": TrainerEntry(
         "rank 0 has the model, all others send gradients; sync or async",
-        systems.server, ("sync", "async"), "HOW", systems.check_server, meets=False, is_exact=False,
+        _late("server"), ("sync", "async"), "HOW", _late("check_server"),
+        meets=False, is_exact=False,
     ),
 }  # fmt: skip
 """The systems by name, without what follows the colon."""
@@ -145,6 +153,8 @@ def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) 
     It may need another model or optimizer, be unable to split the model or the batch, or be unable
     to average gradients natively.
     """
+    from ringcoll.training.model_on_ranks import require
+
     entry, option = find_trainer(name)
     for what in ("model", "optimizer"):
         needed, chosen = getattr(entry, f"needs_{what}"), getattr(task, what)
@@ -168,6 +178,10 @@ def make_trainer(name: str, task: Task, gradients: Gradients | None = None) -> T
     gradients
         How gradients are averaged, if the system leaves a choice.
     """
+    import torch.distributed as dist
+
+    from ringcoll.training.systems import Gradients, Trainer
+
     gradients = gradients or Gradients()
     check_trainer(name, task, dist.get_world_size(), gradients)
     entry, option = find_trainer(name)
@@ -183,17 +197,19 @@ def usual_task(
     *,
     model: str | None = None,
     optimizer: str | None = None,
-    layers: int = Task.layers,
+    layers: int = LAYERS,
     width: int | None = None,
     batch: int | None = None,
     lr: float | None = None,
-    seed: int = Task.seed,
+    seed: int = 0,
 ) -> Task:
     """A task for some trainers, with the usual value in place of each ``None``.
 
     Model and optimizer are those that a trainer needs, or a perceptron and SGD; all else is as for
     `Task`.
     """
+    from ringcoll.training.task import Task
+
     entries = [find_trainer(name)[0] for name in names]
     model = model or next(filter(None, (entry.needs_model for entry in entries)), MODELS[0])
     if optimizer is None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from ringcoll import launch
 from ringcoll.bench import device, oversubscribed, reports
 from ringcoll.cli import bench, cli, measuring
 from ringcoll.cli.app import INTERRUPTED
@@ -224,7 +225,7 @@ class TestBench:
     ],
 )
 def test_bad_calls_are_explained_before_anything_starts(words, said, monkeypatch):
-    monkeypatch.setattr(measuring, "Ranks", None)
+    monkeypatch.setattr(launch, "Ranks", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(os, "environ", {**os.environ})  # where options put transports
     result = call(*words.split())
@@ -234,7 +235,7 @@ def test_bad_calls_are_explained_before_anything_starts(words, said, monkeypatch
 
 def test_without_matplotlib_nothing_is_measured(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr(measuring, "Ranks", None)
+    monkeypatch.setattr(launch, "Ranks", None)
     result = call("compare")
     assert result.exit_code == 2
     assert "ringcoll[plot]" in result.output

@@ -37,6 +37,25 @@ def test_bench(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert request.over_ranks == OVER_RANKS[1]
 
 
+@pytest.mark.parametrize(
+    "words, sizes",
+    [
+        ("-b 4 -e 1K", [4 << power for power in range(9)]),
+        ("-b 4 -e 1K -i 255", [4, 259, 514, 769, 1024]),
+        ("-b 4 -e 1K -i 1M", [4]),
+        ("-b 4 -e 1K -f 1", [4]),
+        ("-b 4 -e 1K -f 16", [4, 64, 1024]),
+        ("-b 1K -e 1K", [1024]),
+        ("-b 1M -e 3M", [1 << 20, 2 << 20, 3 << 20]),
+    ],
+)
+def test_sizes_of_bench(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: str, sizes: list[int]
+) -> None:
+    _, request = reached(run, monkeypatch, "bench", "all_reduce", *words.split())
+    assert list(request.nbytes) == sizes
+
+
 def test_trace(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("-k", "2", "--op", "max", "--segment-bytes", "4K")
     _, request = reached(run, monkeypatch, "trace", "all_reduce", *words)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringcoll import launch
 from ringcoll.cli import measuring
 from ringcoll.cli.options import collective_name, rank_numbers, world_sizes
 from ringcoll.schedule import as_runs
@@ -81,7 +82,7 @@ def test_transports_are_those_of_the_catalogue(run, command):
     "command", ["bench all_reduce", "compare", "trace all_reduce", "train", "tune"]
 )
 def test_mpi_is_refused_before_anything_starts(run, monkeypatch, command):
-    monkeypatch.setattr(measuring, "Ranks", None)
+    monkeypatch.setattr(launch, "Ranks", None)
     result = run(*command.split(), "--transport", "mpi")
     assert result.exit_code == 2
     assert "mpiexec -n 4 python program.py" in " ".join(result.stderr.split())
@@ -116,7 +117,7 @@ def test_a_transport_is_chosen_for_one_command_only(run, monkeypatch):
     ],
 )
 def test_files_are_checked_before_anything_starts(run, monkeypatch, own_folder, words, message):
-    monkeypatch.setattr(measuring, "Ranks", None)
+    monkeypatch.setattr(launch, "Ranks", None)
     monkeypatch.setattr(
         os, "access", lambda path, mode: mode != os.W_OK or "locked" not in str(path)
     )

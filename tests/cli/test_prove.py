@@ -191,7 +191,10 @@ def test_the_message_names_the_size_that_was_asked_for(run, only_large):
         (["rong"], "unknown algorithm 'rong'; known: "),
         (["chain", "--collective", "all_reduce"], "unknown algorithm 'chain' for all_reduce; "),
         (["--collective", "sum"], "unknown collective 'sum'; known: all_reduce, "),
-        (["--world-sizes", "0-4"], "Invalid value for '--world-sizes': '0-4' is not within"),
+        (
+            ["--world-sizes", "0-4"],
+            "Invalid value for '-k' / '--world-sizes' / '--world-size': '0-4' is not within",
+        ),
         (["--schedule", "no/such/file"], "no/such/file cannot be read: No such file"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ringcoll import launch
 from ringcoll.bench import (
     NATIVE_TRAINER,
     Comparison,
@@ -162,7 +163,7 @@ class TestOnRanks:
     ],
 )
 def test_bad_calls_are_explained_before_anything_starts(run, monkeypatch, words, said):
-    monkeypatch.setattr(measuring, "Ranks", None)
+    monkeypatch.setattr(launch, "Ranks", None)
     result = run("train", *words.split())
     assert result.exit_code == 2
     assert said in result.output
@@ -170,7 +171,7 @@ def test_bad_calls_are_explained_before_anything_starts(run, monkeypatch, words,
 
 def test_without_scikit_learn(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    monkeypatch.setattr(measuring, "Ranks", None)
+    monkeypatch.setattr(launch, "Ranks", None)
     result = run("train")
     assert result.exit_code == 2
     assert "pip install 'ringcoll[train]'" in result.output

@@ -75,8 +75,7 @@ from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 from ringcoll.training.messages import Messages
 from ringcoll.training.model_on_ranks import FlatParameters, begin_alike, require, trained
-
-GRAPHS = ("ring", "exponential")
+from ringcoll.training.names import GRAPHS
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 """Row i holds the weights with which rank i adds up the parameters of all ranks."""
