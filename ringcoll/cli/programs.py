@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -90,7 +89,7 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
     # What is ignored, as below nohup, stays so, for the ranks, too.
     handlers = {n: f for n, f in handlers.items() if signal.getsignal(n) is not signal.SIG_IGN}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    running, ended = socket.socketpair()
+    ended, running = os.pipe()
     try:
         for rank in range(world_size):
             process = subprocess.Popen(  # noqa: S603  # the user's own script
@@ -110,7 +109,7 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
         status = _status(ranks, resilient, lost, heard)
     finally:
         _end(ranks, heard)
-        running.close()
+        os.close(running)
         for number, handler in before.items():
             signal.signal(number, handler)
     deadline = time.monotonic() + _GRACE_S
@@ -125,7 +124,7 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
 class _Output(io.RawIOBase):
     """What a rank writes until all ranks have ended; other processes may hold the pipe for ever."""
 
-    def __init__(self, pipe: Any, ended: socket.socket) -> None:
+    def __init__(self, pipe: Any, ended: int) -> None:
         self._pipe, self._ended, self._left = pipe, ended, _PIPE_NBYTES
 
     def readable(self) -> bool:
@@ -134,11 +133,19 @@ class _Output(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read what is there, or wait for more."""
-        if self._ended in wait([self._pipe, self._ended]):
-            if self._left <= 0 or not wait([self._pipe], 0.0):
+        if self._ended in _readable(self._pipe.fileno(), self._ended):
+            if self._left <= 0 or not _readable(self._pipe.fileno(), limit_ms=0):
                 return 0
             self._left -= len(buffer)
         return self._pipe.readinto(buffer)  # type: ignore[no-any-return]
+
+
+def _readable(*descriptors: int, limit_ms: int | None = None) -> list[int]:
+    """Wait until one of some descriptors can be read, or has ended."""
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in waiting.poll(limit_ms)]
 
 
 def _pass_on(rank: int, output: _Output, to: TextIO, lost: list[OSError]) -> None:

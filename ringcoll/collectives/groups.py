@@ -66,7 +66,11 @@ _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 def refused(
     message: str, argument: str, expected: object, got: object, rank: int | None = None
 ) -> ArgumentError:
-    """An `ArgumentError`, of its parts in the order in which it says them."""
+    """An `ArgumentError`.
+
+    >>> print(refused("not a tag", "tag", "0 to 9", 10, rank=2))
+    rank 2: argument 'tag': not a tag (expected 0 to 9, got 10)
+    """
     return ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
 
 
@@ -76,6 +80,9 @@ def peer_of(
     """The other rank of a message, as a number; gloo crashes on a rank that is not there.
 
     Raises `ArgumentError` if there is no such rank, or it is this one and must not be.
+
+    >>> peer_of("dst", 1, rank=0, world_size=2)
+    1
     """
     peer = whole(peer)
     if isinstance(peer, int) and 0 <= peer < world_size and (peer != rank or may_be_self):
@@ -380,7 +387,11 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
 
 
 def names_of(group: dist.ProcessGroup | None) -> Names:
-    """How a group of torch is called; one that torch has not made has no ranks of the program."""
+    """How a group of torch is called; one that torch has not made has no ranks of the program.
+
+    >>> names_of(None).of(3)
+    'rank 3'
+    """
     if group is None or group is dist.GroupMember.WORLD:
         return Names()
     ranks, name = list[int](), group.group_desc

@@ -15,7 +15,11 @@ _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 
 
 def leashed(*command: str, by: int = _SIGKILL) -> list[str]:
-    """The command that starts a program which gets a signal when this process ends."""
+    """The command that starts a program which gets a signal when this process ends.
+
+    >>> leashed("sleep", "1")[-2:]
+    ['sleep', '1']
+    """
     return [sys.executable, "-IS", __file__, f"{os.getpid()}", f"{by:d}", *command]
 
 

@@ -296,7 +296,7 @@ for _calls in (_clones, MESSAGES):
     os.register_at_fork(after_in_child=_calls.clear)
 
 
-class _Answer(Future[Any]):
+class _OwedAnswer(Future[Any]):
     """What a function will have returned, and when it was called."""
 
     def __init__(self) -> None:
@@ -309,7 +309,7 @@ def begun(function: Callable[[], Answer], among: set[Any] | None = None) -> Futu
 
     Its thread stays behind if it does not return; ``among`` holds its answer meanwhile.
     """
-    answer = _Answer()
+    answer = _OwedAnswer()
     try:
         started(_ask, "ringcoll-asks", function, answer)
     except GroupBrokenError:  # the program ends
@@ -355,7 +355,7 @@ def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) 
         raise gone(store, error) from error
 
 
-_owed: dict[Address, set[_Answer]] = {}  # by store
+_owed: dict[Address, set[_OwedAnswer]] = {}  # by store
 os.register_at_fork(after_in_child=_owed.clear)
 
 

@@ -54,7 +54,7 @@ def test_the_users_own_messages_never_meet_the_librarys(pool, world_size: int):
 
 def test_threads_end_with_their_group(pool):
     for before, during, after in pool(2).run(ranks.threads_of_a_group_that_is_destroyed):
-        assert during == before + 3, "a worker, a monitor, and one that waits for gloo"
+        assert during == before + 2, "a worker and a monitor"
         assert after == before
 
 

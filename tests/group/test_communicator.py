@@ -50,6 +50,7 @@ def test_who_gives_up_while_the_ranks_connect_is_heard(
         member = members[transport.rank]
         if member.rank == 0 and by_monitor:
             member.monitor.error = MismatchError("two calls", peer=1, mine="this", theirs="that")
+            member.monitor.notices.tell_verdict({"kind": "lost", "peer": 0, "text": "two calls"})
             member.monitor.on_break()
         elif member.rank == 0:
             member.abort()
@@ -91,11 +92,11 @@ def test_an_interrupt_while_a_failure_is_reported_breaks_the_group(
             part = member.monitor if at == "report" else member.progress
             original = getattr(part, at)
 
-            def interrupt(error: BaseException) -> str:
+            def interrupt(*arguments: Any) -> str:
                 if not interrupted:
                     interrupted.append(1)
                     raise KeyboardInterrupt
-                return str(original(error))
+                return str(original(*arguments))
 
             monkeypatch.setattr(part, at, interrupt)
             with pytest.raises((KeyboardInterrupt, OSError)):
