@@ -409,9 +409,10 @@ def _life_at(store: dist.Store, world_size: int) -> str:
     who is connected to a rank finds the address of this life.
     """
     keys = [f"cpu//0/{rank}" for rank in range(world_size)]
-    if "TORCH_GLOO_LAZY_INIT" in os.environ or not store.check(keys):
-        return ""
-    return sha256(b"".join(map(store.get, keys))).hexdigest()
+    with contextlib.suppress(dist.DistError):  # it is gone: whoever uses it next says so
+        if "TORCH_GLOO_LAZY_INIT" not in os.environ and store.check(keys):
+            return sha256(b"".join(map(store.get, keys))).hexdigest()
+    return ""
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:

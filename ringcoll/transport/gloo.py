@@ -313,7 +313,10 @@ class GlooTransport(Transport):
         """Make the group; see `Transport.connect`."""
         deadline, given_up = time.monotonic() + timeout_s, lambda: self._aborted
         self.hosts = meet(self._meeting, self, timeout_s, given_up)
-        store, left_s, loops = private(self._store), deadline - time.monotonic(), _loops()
+        try:
+            store, left_s, loops = private(self._store), deadline - time.monotonic(), _loops()
+        except TransportError as error:
+            raise TransportError(f"rank {self.rank} could not connect: {error}") from error
         mesh = GlooMesh.connect(store, self.rank, self.world_size, max(left_s, 0.001), given_up)
         self._group, self._addresses = mesh
         self._group._set_default_timeout(timedelta(seconds=timeout_s))

@@ -144,6 +144,7 @@ def _connecting(is_victim: bool, store: dist.Store) -> None:
 
 def _tuning(is_victim: bool, store: dist.Store) -> None:
     _has_not_met()
+    agreement._measured.clear()
     if is_victim:
         mock.patch.object(agreement, "measure", _end).start()
     _total()
@@ -294,12 +295,14 @@ def _cut_connections(store: dist.Store) -> int:
 
 def _without_files(is_victim: bool, store: dist.Store) -> None:
     """No file may grow on one rank, as on a full disk."""
+    _has_not_met()
     if is_victim:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     _total()
 
 
 def _without_descriptors(is_victim: bool, store: dist.Store) -> None:
+    _has_not_met()
     if is_victim:
         used = len([*Path("/proc/self/fd").iterdir()])
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
