@@ -36,7 +36,7 @@ class Nothing:
     def forget(self) -> None:
         """Nothing was noted."""
 
-    def leave(self) -> None:
+    def leave(self, limit_s: float) -> None:
         """Nobody is told."""
 
     def close(self) -> None:

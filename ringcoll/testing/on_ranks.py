@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 import time
@@ -300,6 +301,15 @@ def end_threads() -> None:
     """End the ranks that are threads."""
     if _threads is not None:
         _threads.close(range(_threads.group.world_size))
+
+
+def _end_before_fork() -> None:
+    # A process that is forked off drops the threads with their groups, which end it.
+    if _threads is not None and threading.current_thread() not in _threads.threads:
+        end_threads()
+
+
+os.register_at_fork(before=_end_before_fork)
 
 
 def _on_threads(

@@ -125,6 +125,7 @@ def test_dtypes_and_operators_of_a_peer(name: str, tmp_path: Path):
     assert refused == 5
 
 
+@pytest.mark.processes
 def test_a_peer_that_fails_says_so(tmp_path: Path):
     place = tmp_path / "mpich" / "bin"
     place.mkdir(parents=True)

@@ -16,9 +16,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from ringcoll import bench as lab
 from ringcoll import launch
 from ringcoll.bench import device, oversubscribed, reports
-from ringcoll.cli import bench, cli, measuring
+from ringcoll.cli import cli, measuring
 from ringcoll.cli.app import INTERRUPTED
 from tests.fakes import wrong_algorithm
 from tests.programs.started import of_session, run_program, started
@@ -96,7 +97,7 @@ class TestBench:
         assert sizes() == [8, 16]  # by factors of 2, where nccl-tests' step of 1 MiB leaves one
 
     def test_a_wrong_algorithm_ends_in_status_1(self, monkeypatch):
-        for module in (reports, bench.lab):
+        for module in (reports, lab):
             monkeypatch.setattr(module, "wrong_in", lambda results: 5)
         result = call("bench", "barrier", "-k", "2", "-n", "1")
         assert result.exit_code == 1

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import CollectiveTimeoutError
-from ringcoll.watch import monitored_barrier, notices
+from ringcoll.watch import monitored_barrier
 
 
 def test_a_monitored_barrier_waits_for_everybody():
@@ -96,16 +96,15 @@ def test_old_keys_of_monitored_barriers_are_deleted():
     assert counts[1] <= counts[0] + 1
 
 
-def test_rank_0_is_lost_after_it_has_come(monkeypatch: pytest.MonkeyPatch):
+def test_rank_0_is_lost_after_it_has_come():
     """It may come at the time limit, wait as long for others, and then has to publish the result."""
-    monkeypatch.setattr(notices, "_LAST_S", 0.2)
     store = dist.HashStore()
     store.set("3/0", "")
     start = time.monotonic()
     with pytest.raises(CollectiveTimeoutError, match="rank 1: rank 0 was lost") as caught:
         monitored_barrier(store, 1, 2, 3, 0.2, False)
     assert caught.value.peer == 0
-    assert time.monotonic() - start >= 0.6
+    assert time.monotonic() - start >= 0.4
 
 
 @pytest.mark.parametrize("wait_all_ranks", [False, True])
