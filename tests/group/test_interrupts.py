@@ -114,8 +114,8 @@ def test_an_interrupt_in_the_operation_of_another_call_is_raised_where_it_comes(
 
         with pytest.MonkeyPatch.context() as patch:
             # No thread of the queue: who waits does all the work.
-            patch.setattr(type(member._queue), "call_thread", lambda *_: None)
-            patch.setattr(type(member._queue), "serve_alone", lambda *_: None)
+            patch.setattr(member._queue, "call_thread", lambda *_: None)
+            patch.setattr(member._queue, "serve_alone", lambda: None)
             first: Any = ringcoll.all_reduce(
                 torch.ones(1), ringcoll.UserOp(interrupted), group, True, algorithm="direct"
             )
