@@ -26,6 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_files(PAGE, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "grid", raising=False)  # of a test of another page
     with registered_meanwhile():
         yield tmp_path
     sys.modules.pop("grid", None)
