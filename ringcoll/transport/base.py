@@ -42,7 +42,7 @@ from torch.nn.parameter import is_lazy
 
 from ringcoll._version import __version__
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine import appears, as_fields, as_json, hosts_of, place, read_all
+from ringcoll.machine import appears, as_json, hosts_of, place, read_all
 from ringcoll.transport import catalogue
 from ringcoll.transport.shared.memory import may_write
 
@@ -339,7 +339,7 @@ def told_by(
     peers: Sequence[int],
     timeout_s: float,
     given_up: Callable[[], bool],
-    kinds: Mapping[str, type] | None = None,
+    parse: Callable[[Any], Any],
     *,
     since_s: float | None = None,
 ) -> dict[int, Any]:
@@ -352,16 +352,13 @@ def told_by(
     CollectiveTimeoutError, PeerLostError
         As `meet`.
     TransportError
-        A text is not JSON; or it has other fields than ``kinds``, which gives the type of each.
+        A text is not JSON that ``parse`` reads.
     """
     keys = {peer: f"{name}/{peer}" for peer in peers}
     deadline = (time.monotonic() if since_s is None else since_s) + timeout_s
     await_peers(store, rank, keys, deadline, timeout_s, given_up)
     texts = zip(keys.items(), read_all(store, [*keys.values()]), strict=True)
-    return {
-        peer: as_json(key, text) if kinds is None else as_fields(key, text, kinds)
-        for (peer, key), text in texts
-    }
+    return {peer: as_json(key, text, parse) for (peer, key), text in texts}
 
 
 def meet(
