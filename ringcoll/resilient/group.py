@@ -479,11 +479,7 @@ def start(
     group = as_group(group)
     if isinstance(group, OwnGroup):
         raise ArgumentError(
-            "cannot be made resilient",
-            rank=group.rank(),
-            argument="group",
-            expected="a process group of torch",
-            got=group,
+            "cannot be made resilient", "group", "a process group of torch", group, group.rank()
         )
     rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
     outer = dist.PrefixStore("ringcoll/resilient", group.get_group_store())
@@ -545,7 +541,7 @@ def join(
     timeout_s = seconds_of(timeout_s, "timeout_s")
     peer, _, port = address.rpartition(":")
     if not peer or not port.isdecimal():
-        raise ArgumentError("no address", argument="address", expected="HOST:PORT", got=address)
+        raise ArgumentError("no address", "address", "HOST:PORT", address)
     membership = Membership(own_address(peer) if host is None else host)
     view = membership.join(peer, int(port), timeout_s)
     return ResilientGroup(

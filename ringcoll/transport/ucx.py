@@ -434,15 +434,14 @@ class UcxTransport(Transport):
         peer, tensor, _, _ = message
         is_opened = self.hosts[peer] == self.hosts[self.rank] and tensor.device.type == "cuda"
         if is_opened and tensor.nbytes and not is_exportable(tensor.data_ptr()):
-            raise ArgumentError(
+            expected = "memory that cudaMalloc has made"
+            got = f"{tensor.nbytes} bytes at {tensor.data_ptr():#x} on {tensor.device}"
+            message = (
                 f"rank {peer} cannot open this memory by CUDA IPC; torch's expandable segments, "
                 "for instance, are such memory (PYTORCH_ALLOC_CONF). Let torch allocate it without "
-                'them, or take another transport: cuda_transport="gloo"',
-                rank=self.rank,
-                argument="tensor",
-                expected="memory that cudaMalloc has made",
-                got=f"{tensor.nbytes} bytes at {tensor.data_ptr():#x} on {tensor.device}",
+                'them, or take another transport: cuda_transport="gloo"'
             )
+            raise ArgumentError(message, "tensor", expected, got, self.rank)
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""

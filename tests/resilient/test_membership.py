@@ -140,7 +140,7 @@ def test_who_joins_is_taken_in_and_who_asks_one_that_has_left_is_refused() -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["GET / HTTP/1.1", "[]", '[1, [2]]', '[{}, null]', "[" * 100_000, "\0"]
+    "text", ["GET / HTTP/1.1", "[]", "[1, [2]]", "[{}, null]", "[" * 100_000, "\0"]
 )
 def test_a_stranger_disturbs_nobody(text: str) -> None:
     members = members_of_a_group(2)

@@ -91,7 +91,7 @@ def test_where_processes_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch):
     assert Process.own() == Process(os.getpid(), "", place(), None)
 
 
-@pytest.mark.parametrize("told_as", ["[]", "no JSON", '[7, "8", "?", ["", 1]]'])
+@pytest.mark.parametrize("told_as", ["[]", "no JSON"])
 def test_what_no_rank_tells_is_nobody(told_as: str):
     store = dist.HashStore()
     store.set("ringcoll/process/1", told_as)
