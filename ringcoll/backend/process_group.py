@@ -101,9 +101,13 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, world_size)
         timeout = _bounded(timeout)
         if options is not None and not isinstance(options, Options):
-            message = "not options of this backend"
-            expected = "ringcoll.Options, or None"
-            raise ArgumentError(message, "pg_options", expected, type(options), rank)
+            raise ArgumentError(
+                "not options of this backend",
+                "pg_options",
+                "ringcoll.Options, or None",
+                type(options),
+                rank,
+            )
         mend_torch(ProcessGroup)
         self.options = Options() if options is None else replace(options)
         self._keywords = {

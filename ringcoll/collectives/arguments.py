@@ -101,11 +101,6 @@ def _negates(dtype: torch.dtype) -> bool:
     return True
 
 
-def _form(tensor: Tensor) -> tuple[object, ...]:
-    """How a tensor's elements lie in memory."""
-    return tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
-
-
 class Arguments:
     """The arguments of one call, checked; `operation` compiles them.
 
@@ -298,17 +293,18 @@ class Arguments:
         if rules.reduces:
             return outputs
 
+        def place(tensor: Tensor) -> tuple[object, ...]:
+            form = tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+            return tensor.data_ptr(), tensor.numel(), is_plain(tensor) or form
+
         def places(numbers: Sequence[int], blocks: Sequence[int]) -> list[tuple[object, ...]]:
             is_split = len(numbers) == len(blocks)
             held = [(block,) for block in blocks] if is_split else [tuple(blocks)]
-            return [
-                (part, tensor.data_ptr(), tensor.numel(), is_plain(tensor) or _form(tensor))
-                for tensor, part in zip([self.tensors[n] for n in numbers], held, strict=True)
-            ]
+            return list(zip(held, [place(self.tensors[n]) for n in numbers], strict=True))
 
         before = {*places(inputs, rules.inputs(*ends))}
         after = zip(outputs, places(outputs, rules.outputs(*ends)), strict=True)
-        return tuple(number for number, place in after if place not in before)
+        return tuple(number for number, where in after if where not in before)
 
     def operation(
         self,

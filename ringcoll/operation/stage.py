@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -314,15 +314,16 @@ _FUSED_NBYTES = 32 << 10  # a message of so many bytes costs little more than an
 _MOST_FUSED_NBYTES = 1 << 20
 
 
-def fusible(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+def fusible(tensors: Sequence[Any]) -> list[list[Any]]:
     """Divide tensors into runs that may be laid end to end.
 
     The division depends on facts that are the same on all ranks: dtypes and numbers of elements.
     """
-    runs: list[list[Tensor]] = []
+    runs: list[list[Any]] = []
     total = 0
     for tensor in tensors:
-        short = _may_be_fused(tensor)
+        is_known = isinstance(tensor, Tensor) and is_dense(tensor)
+        short = is_known and 0 < tensor.nbytes <= _FUSED_NBYTES
         last = runs[-1][-1] if runs else None
         if (
             short
@@ -336,12 +337,6 @@ def fusible(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
             runs.append([tensor])
             total = tensor.nbytes if short else _MOST_FUSED_NBYTES
     return runs
-
-
-def _may_be_fused(tensor: object) -> bool:
-    if not isinstance(tensor, Tensor) or not is_dense(tensor):
-        return False
-    return 0 < tensor.nbytes <= _FUSED_NBYTES
 
 
 _OVERLAP = "overlapping memory"

@@ -115,10 +115,8 @@ def _check_alike(inputs: Sequence[Tensor]) -> None:
     if len(kinds) > 1:
         message = "the inputs are not alike"
         expected = "one shape, dtype and device"
-        got = " and ".join(
-            sorted(f"{dtype} of shape {shape} on {device}" for shape, dtype, device in kinds)
-        )
-        raise ArgumentError(message, "inputs", expected, got)
+        got = sorted(f"{dtype} of shape {shape} on {device}" for shape, dtype, device in kinds)
+        raise ArgumentError(message, "inputs", expected, " and ".join(got))
 
 
 def reduce_in_order(

@@ -87,7 +87,8 @@ class _Door:
 
     def view(self) -> View:
         """The view that its member shows."""
-        return self._ask(lambda store: read_json(store, "view", View.of))
+        view: View = self._ask(lambda store: read_json(store, "view", View.of))
+        return view
 
     def has_left(self) -> bool:
         """Whether its member has left."""

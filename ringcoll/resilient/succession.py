@@ -58,8 +58,8 @@ class Member(NamedTuple):
     @classmethod
     def of(cls, value: Any) -> Member:
         """A member, from JSON."""
-        *address, process = value
-        return cls(*address, Process.of(process))
+        name, host, port, mail, process = value
+        return cls(name, host, port, mail, Process.of(process))
 
     @property
     def address(self) -> str:
@@ -165,7 +165,8 @@ def step(
         for member in members
         if member in heard and heard[member].view.epoch == epoch
     }
-    living = [member for member in members if member == me or not _is_out(member, heard, gone)]
+    out = {*gone, *(member for member, record in heard.items() if record.has_left)}
+    living = [member for member in members if member == me or member not in out]
     ballot = max(own.ballot, 0, *(record.ballot for record in peers.values()))
     leaders = living
     if ballot == own.ballot and patience and leader_of(ballot, members) != me:
@@ -231,10 +232,6 @@ def listeners(
 def leader_of(ballot: int, members: tuple[Member, ...]) -> Member:
     """The member that leads in a ballot."""
     return members[ballot % len(members)]
-
-
-def _is_out(member: Member, heard: Heard, gone: Collection[Member]) -> bool:
-    return member in gone or (member in heard and heard[member].has_left)
 
 
 def _is_quorum(voters: Collection[Member], living: list[Member]) -> bool:

@@ -436,12 +436,12 @@ class UcxTransport(Transport):
         if is_opened and tensor.nbytes and not is_exportable(tensor.data_ptr()):
             expected = "memory that cudaMalloc has made"
             got = f"{tensor.nbytes} bytes at {tensor.data_ptr():#x} on {tensor.device}"
-            message = (
+            fault = (
                 f"rank {peer} cannot open this memory by CUDA IPC; torch's expandable segments, "
                 "for instance, are such memory (PYTORCH_ALLOC_CONF). Let torch allocate it without "
                 'them, or take another transport: cuda_transport="gloo"'
             )
-            raise ArgumentError(message, "tensor", expected, got, self.rank)
+            raise ArgumentError(fault, "tensor", expected, got, self.rank)
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""

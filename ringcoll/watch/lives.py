@@ -64,8 +64,8 @@ class Process(NamedTuple):
     @classmethod
     def of(cls, fields: Any) -> Process:
         """The process that a rank has told, from JSON."""
-        *start, address = fields
-        return cls(*start, address and tuple(address))
+        pid, start, where, address = fields
+        return cls(pid, start, where, address and tuple(address))
 
     @property
     def is_here(self) -> bool:
