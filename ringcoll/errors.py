@@ -69,22 +69,26 @@ class ArgumentError(RingcollError, ValueError, TypeError):
     ----------
     message
         Description of the fault, in a sentence.
-    rank
-        Rank of the caller in the group; ``None`` if there is no group.
     argument
         Name of the argument.
     expected, got
         Acceptable values, and the actual value.
+    rank
+        Rank of the caller in the group; ``None`` if there is no group.
+
+    Examples
+    --------
+    >>> print(ArgumentError("not a tag", "tag", "0 to 9", 10, rank=2))
+    rank 2: argument 'tag': not a tag (expected 0 to 9, got 10)
     """
 
     def __init__(
         self,
         message: str,
-        *,
-        rank: int | None = None,
         argument: str | None = None,
         expected: object = None,
         got: object = None,
+        rank: int | None = None,
     ) -> None:
         self.message = message
         self.rank = rank

@@ -20,7 +20,6 @@ from unittest import mock
 
 import click
 import pytest
-import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 from hypothesis import given
@@ -32,7 +31,6 @@ from ringcoll.cli.options import nbytes_of, rank_numbers, world_sizes
 from ringcoll.cost import FORCED, Table, built_in, choose, in_text, parse_rules
 from ringcoll.errors import (
     ArgumentError,
-    MismatchError,
     RingcollError,
     RulesError,
     ScheduleError,
@@ -53,18 +51,14 @@ from ringcoll.formats import (
 from ringcoll.group import agreement
 from ringcoll.machine import (
     algorithms_named,
-    as_fields,
-    is_address,
-    is_loopback,
     place,
-    read_fields,
     read_json,
     read_text,
     settings,
     tuning,
 )
 from ringcoll.operation import Turn, Wait
-from ringcoll.resilient import Record, View
+from ringcoll.resilient import Member, Record, View
 from ringcoll.schedule import Schedule, verify
 from ringcoll.tracing import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training import (
@@ -75,10 +69,9 @@ from ringcoll.training import (
     one_f_one_b,
     zero_bubble,
 )
-from ringcoll.transport import Faults, Hub, catalogue, costs_of, gloo, told_by
+from ringcoll.transport import Faults, catalogue, costs_of, gloo
 from ringcoll.transport.base import meet
 from ringcoll.transport.shared import transport as shared
-from ringcoll.transport.shared.memory import SharedLayout
 from ringcoll.watch import Lives, Monitor, Process, Running, read_record, related, report
 from tests.cases.effort import effort
 from tests.cases.malformed import documents, words
@@ -502,7 +495,7 @@ def test_bytes_in_the_store(value: bytes) -> None:
     store = store_with("key", value)
     assert isinstance(read_text(store, "key"), str)
     with pytest.raises(TransportError, match="no rank writes what the store has under 'key'"):
-        read_fields(store, "key", {"pid": int})
+        read_json(store, "key", View.of)
 
 
 _WAITS = {"number": 3, "call": "all_reduce", "meets": False, "step": 4, "peer": 1,
@@ -523,42 +516,6 @@ def test_records_of_processes(text: str) -> None:
         assert all(isinstance(line, str) for line in report([record]))
 
 
-SHARED = {"pid": 1, "descriptor": 3, "device": 1, "inode": 5, "nbytes": 4096, "secret": 9,
-          "address": 1 << 46}  # fmt: skip
-
-
-@effort(100)
-@given(documents(SHARED))
-def test_what_ranks_of_a_host_tell_each_other(text: str) -> None:
-    told = outcome(TransportError, as_fields, "here/1", text, shared._ABOUT)
-    if isinstance(told, TransportError):
-        return
-    assert told.keys() == SHARED.keys()
-    assert all(type(number) is int and 0 <= number < 1 << 64 for number in told.values())
-    transport = shared.SharedTransport(dist.HashStore(), 0, 2)
-    transport._memory = mock.sentinel.memory
-    for wrong in ({"descriptor": 1 << 63}, {"pid": 1 << 63}):
-        # Returned, if all ranks have to hear of it.
-        why = outcome(TransportError, transport._open, 1, told | wrong, SharedLayout(range(2)))
-        assert "cannot open the memory" in str(why) or "process of rank 1 has ended" in str(why)
-    for life in transport._lives.values():
-        os.close(life)
-
-
-@effort(100)
-@given(documents([["127.0.0.1", 4000], ["::1", 1]]))
-def test_addresses(text: str) -> None:
-    store = store_with("address/1", text)
-    told = outcome(TransportError, told_by, store, "address", 0, [1], 1.0, lambda: False)
-    if isinstance(told, TransportError):
-        return
-    addresses = outcome(TransportError, gloo._addresses, 0, (0, 0), told)
-    if isinstance(addresses, set):
-        for address in addresses:
-            assert list(map(type, address)) in ([str, int], [str, bool])
-            assert is_loopback(address[0]) in (True, False)
-
-
 @effort(60)
 @given(words(f"transport gloo of ringcoll 0.1.0\n{place()}"))
 def test_the_transport_and_the_host_of_a_rank(text: str) -> None:
@@ -571,85 +528,61 @@ def test_the_transport_and_the_host_of_a_rank(text: str) -> None:
 PROCESS = (os.getppid(), "1", place(), None)
 FAR = (1, "1", "another kernel", ("192.0.2.1", 4711))
 MEMBER = ["a0", "127.0.0.1", 4711, 4712, [*PROCESS]]
-VIEW = [3, 17, [MEMBER, ["b1", "127.0.0.1", 4713, 4714, [1, "", ""]]]]
+VIEW = [3, 17, [MEMBER, ["b1", "127.0.0.1", 4713, 4714, [1, "", "", None]]]]
 
 
-@effort(100)
-@given(documents(VIEW))
-def test_who_is_in_a_resilient_group(text: str) -> None:
-    view = outcome(
-        TransportError, lambda store: View.of(read_json(store, "view")), store_with("view", text)
-    )
-    if isinstance(view, View):
-        assert all(0 < member.port < 1 << 16 for member in view.members)
-        assert json.loads(json.dumps(view)) == json.loads(text), "nothing is left out or added"
-
-
-@effort(100)
-@given(documents([VIEW, 17, 1, 0, VIEW, False]))
-def test_what_a_member_of_a_resilient_group_says_of_itself(text: str) -> None:
-    record = outcome(
-        TransportError, lambda store: Record.of(read_json(store, "it")), store_with("it", text)
-    )
-    if isinstance(record, Record):
-        assert json.loads(json.dumps(record)) == json.loads(text), "nothing is left out or added"
-
-
-@effort(100)
-@given(documents(list(PROCESS)))
-def test_the_process_of_a_rank(text: str) -> None:
-    assert Lives(store_with("ringcoll/process/1", text), 0, 2).ended() <= {1}
-
-
-@effort(200)
-@given(documents(list(FAR)))
-def test_the_process_of_a_rank_on_another_host(text: str) -> None:
-    """No name is looked up, which may take long."""
-    store = store_with("process", text)
-    process = outcome(TransportError, lambda: Process.of(read_json(store, "process")))
-    if isinstance(process, Process) and process.address is not None:
-        host, port = process.address
-        assert is_address(host)
-        assert 0 < port < 1 << 16
-
-
-@pytest.mark.parametrize("host", ["localhost", "", "a\0b", "192.0.2", "x" * 300])
-def test_a_host_is_known_by_its_address_only(host: str) -> None:
-    assert Process.of(json.loads(json.dumps(FAR))) == FAR
-    assert Process.of([*FAR[:3], [host, 4711]]) is None
-
-
-def test_the_process_of_a_rank_is_a_number_and_no_path() -> None:
-    for wrong in (f"../../proc/{os.getpid()}", str(os.getppid()), None, 1.0):
-        text = json.dumps((wrong, *PROCESS[1:]))
-        assert Lives(store_with("ringcoll/process/1", text), 0, 2).processes == {}
-    text = json.dumps(PROCESS)
-    assert Lives(store_with("ringcoll/process/1", text), 0, 2).ended() == {1}, "it began later"
-
-
-DECISIONS = (
-    {"measure": False, "hosts": 1, "forced": ""},
-    {"error": "no such file", "rules": False},
-    {"error": "no such algorithm", "rules": True},
+RIGHT: tuple[tuple[Callable[[Any], Any], Any], ...] = (
+    (Process.of, PROCESS),
+    (Process.of, FAR),
+    (Member.of, MEMBER),
+    (View.of, VIEW),
+    (Record.of, [VIEW, 17, 1, 0, VIEW, False]),
+    (Record.of, [VIEW, 17, -1, -1, None, True]),
+    (shared._About.of, [1, 3, [1, 5, 4096], 9, 1 << 46, 1024]),
+    (agreement._Decision._make, ["no such file", False, 1, "", None]),
+)
+WRONG = (
+    "",
+    "no JSON",
+    "5",
+    "null",
+    "[]",
+    "[1]",
+    "[[[]]]",
+    "{}",
+    '{"1": 2}',
+    '"a word"',
+    "[" * 100_000,
 )
 
 
-@effort(100)
-@given(documents(*DECISIONS), documents(*TABLES))
-def test_the_decision_and_the_table_of_rank_0(decision: str, table: str) -> None:
-    store, transport = dist.HashStore(), Hub(2).transports()[1]
-    notes = agreement.Notes(transport, store, 5.0)
-    store.set("decision", decision)
-    store.set("table", table)
-    with (
-        mock.patch.object(notes, "_wait"),  # rank 0 has written both
-        mock.patch.object(agreement, "measure"),
-    ):
-        table_now = outcome(RingcollError, agreement._follow, transport, notes, torch.device("cpu"))
-        if isinstance(table_now, Table):
-            usable(table_now)
-        else:
-            assert isinstance(table_now, TransportError | RulesError | TuningFileError)
+@pytest.mark.parametrize("parse, value", RIGHT)
+def test_what_ranks_tell_is_read(parse: Callable[[Any], Any], value: Any) -> None:
+    told = read_json(store_with("key", json.dumps(value)), "key", parse)
+    assert json.loads(json.dumps(told)) == json.loads(json.dumps(value)), "nothing is left out"
+
+
+@pytest.mark.parametrize("parse", {parse: None for parse, _ in RIGHT})
+@pytest.mark.parametrize("text", WRONG)
+def test_what_no_rank_tells(parse: Callable[[Any], Any], text: str) -> None:
+    with pytest.raises(TransportError, match="no rank writes what the store has under 'key/1'"):
+        read_json(store_with("key/1", text), "key/1", parse)
+
+
+@pytest.mark.parametrize("text", ["no JSON", *WRONG[1:]])
+def test_a_rank_whose_process_cannot_be_read(text: str) -> None:
+    lives = Lives(store_with("ringcoll/process/1", text), 0, 2)
+    assert lives.ended() == set()
+    assert lives.processes == {}
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[" * 100_000])
+def test_notices_that_cannot_be_read(text: str) -> None:
+    watching, _ = monitor(store_with("verdict", text))
+    watching.notices.store.set("state/1", text)
+    watching.notices.store.set("left/1", text)
+    assert watching.notices.verdict() is watching.notices.state(1) is None
+    assert watching.notices.last_of(1) is None
 
 
 def monitor(store: dist.Store) -> tuple[Monitor, Running]:
@@ -678,30 +611,6 @@ VERDICTS = (
     {"kind": "lost", "peer": 2, "text": "rank 2 is gone"},
     {"kind": "timeout", "peer": None, "text": "late"},
 )
-
-
-@effort(150)
-@given(documents(*STATES))
-def test_the_state_of_a_rank(text: str) -> None:
-    watching, running = monitor(store_with("state/1", text))
-    verdict = watching.diagnosis.disagreement()
-    chain = watching.diagnosis.chain(running)
-    assert chain[0] == 1
-    assert len(chain) <= 2
-    if verdict is not None:
-        assert isinstance(watching.diagnosis.from_verdict(json.loads(json.dumps(verdict))),
-                          MismatchError)  # fmt: skip
-
-
-@effort(150)
-@given(documents(*VERDICTS))
-def test_a_verdict(text: str) -> None:
-    watching, _ = monitor(store_with("verdict", text))
-    verdict = watching.notices.verdict()
-    if verdict is not None:
-        error = watching.diagnosis.from_verdict(verdict)
-        assert isinstance(error, TransportError | MismatchError)
-        assert str(error).startswith("rank 0")
 
 
 def test_what_monitors_write_is_read() -> None:

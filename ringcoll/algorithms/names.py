@@ -349,13 +349,8 @@ def proved_schedule(
         own = (schedule.collective, schedule.world_size, schedule.root)
         if own != call:
             words = "collective {}, world_size {}, root {}"
-            raise ArgumentError(
-                "the schedule is for another call",
-                rank=rank,
-                argument="algorithm",
-                expected=words.format(*call),
-                got=words.format(*own),
-            )
+            message = "the schedule is for another call"
+            raise ArgumentError(message, "algorithm", words.format(*call), words.format(*own), rank)
         order_of(schedule)
     else:
         schedule = _schedule_for(algorithm, world_size, root, hosts)
@@ -369,13 +364,9 @@ def proved_schedule(
         if order_of(_schedule_for(entry, world_size, root, hosts)) >= order
     ]
     is_so, does_not = _REASONS[order]
-    raise ArgumentError(
-        f"{operator} {is_so}, and {schedule.algorithm} {does_not}",
-        rank=rank,
-        argument="algorithm",
-        expected=", ".join([*enough, "auto"]),
-        got=schedule.algorithm,
-    )
+    message = f"{operator} {is_so}, and {schedule.algorithm} {does_not}"
+    expected = ", ".join([*enough, "auto"])
+    raise ArgumentError(message, "algorithm", expected, schedule.algorithm, rank)
 
 
 def _schedule_for(

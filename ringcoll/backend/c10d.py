@@ -414,15 +414,8 @@ def _mend_batches(group_class: type) -> None:
         dist.distributed_c10d._check_p2p_op_list(p2p_op_list)
         group: Any = p2p_op_list[0].group
         if isinstance(group, group_class):
-            messages = [
-                (
-                    "recv" if each.op is dist.irecv else "send",
-                    each.tensor,
-                    each.group_peer,
-                    each.tag,
-                )
-                for each in p2p_op_list
-            ]
+            methods = {dist.isend: "send", dist.irecv: "recv"}
+            messages = [(methods[p.op], p.tensor, p.group_peer, p.tag) for p in p2p_op_list]
             start = functools.partial(native, [*map(_resolved, p2p_op_list)])
             return group.batched(start, messages)  # type: ignore[no-any-return,attr-defined]
         return native(p2p_op_list)

@@ -101,23 +101,18 @@ def _check(backend: str, own: tuple[str, ...], others: dict[str, str]) -> None:
     """Refuse a map that cannot be honoured."""
     unknown = sorted(set(own) - _DEVICES)
     if unknown:
-        raise ArgumentError(
-            f"ringcoll does not send tensors on {unknown[0]}",
-            argument="backend",
-            expected="ringcoll for cpu or cuda",
-            got=backend,
-        )
+        message = f"ringcoll does not send tensors on {unknown[0]}"
+        raise ArgumentError(message, "backend", "ringcoll for cpu or cuda", backend)
     # torch keeps one backend of each kind, and takes it for all devices of that kind.
     kinds = dist.Backend.backend_type_map
     custom = [name for name in others.values() if kinds.get(name) == _CUSTOM]
     if custom:
-        raise ArgumentError(
+        message = (
             f"torch does not tell the custom backends ringcoll and {custom[0]} of a group apart; "
-            "make a group for each",
-            argument="backend",
-            expected="gloo, nccl or another built-in backend beside ringcoll",
-            got=backend,
+            "make a group for each"
         )
+        expected = "gloo, nccl or another built-in backend beside ringcoll"
+        raise ArgumentError(message, "backend", expected, backend)
 
 
 def _replaced(native: Any, own: Any, others: dict[str, str]) -> Any:

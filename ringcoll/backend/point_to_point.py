@@ -25,9 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives import messages_in_flight, peer_of, refused
+from ringcoll.collectives import messages_in_flight, peer_of
 from ringcoll.errors import (
     FORKED,
+    ArgumentError,
     CollectiveTimeoutError,
     GroupBrokenError,
     PeerLostError,
@@ -118,7 +119,7 @@ class PointToPoint:
         if not is_list or len(tensors) != 1 or not isinstance(tensors[0], Tensor):
             got = [type(each).__name__ for each in tensors] if is_list else type(tensors)
             message = f"{method} takes a single tensor"
-            raise refused(message, "tensors", "a list of one tensor", got, self.rank)
+            raise ArgumentError(message, "tensors", "a list of one tensor", got, self.rank)
         if method != "recv_anysource":
             # In a batch of NCCL a rank may send to itself.
             may_be_self = tensors[0].device.type == "cuda"
@@ -126,7 +127,7 @@ class PointToPoint:
             peer = peer_of(name, peer, self.rank, self._world_size, may_be_self=may_be_self)
         tag = whole(tag)
         if not isinstance(tag, int) or not 0 <= tag <= _LARGEST_TAG:
-            raise refused("not a tag", "tag", f"0 to {_LARGEST_TAG}", tag, self.rank)
+            raise ArgumentError("not a tag", "tag", f"0 to {_LARGEST_TAG}", tag, self.rank)
         return [*tensors], peer, tag
 
     def start(
@@ -185,7 +186,9 @@ class PointToPoint:
         if not tensor.is_contiguous() or (is_receive and is_view):
             expected = "a contiguous tensor, no conjugate or negative view to receive into"
             got = "a conjugate or negative view" if is_view else f"strides {tensor.stride()}"
-            raise refused("the memory cannot be a message's", "tensor", expected, got, self.rank)
+            raise ArgumentError(
+                "the memory cannot be a message's", "tensor", expected, got, self.rank
+            )
         return tensor.resolve_conj().resolve_neg() if is_view else tensor
 
     def batched(
@@ -233,7 +236,7 @@ class PointToPoint:
         if tensor.device.type != "cpu":
             expected = "cpu or cuda" if self.has_nccl else "cpu"
             message = "tensors on this device cannot be sent"
-            raise refused(message, "tensor", expected, tensor.device, self.rank)
+            raise ArgumentError(message, "tensor", expected, tensor.device, self.rank)
         return self.gloo
 
     def _of_cuda(self, device: torch.device) -> Any:

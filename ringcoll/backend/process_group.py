@@ -103,10 +103,10 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if options is not None and not isinstance(options, Options):
             raise ArgumentError(
                 "not options of this backend",
-                rank=rank,
-                argument="pg_options",
-                expected="ringcoll.Options, or None",
-                got=type(options),
+                "pg_options",
+                "ringcoll.Options, or None",
+                type(options),
+                rank,
             )
         mend_torch(ProcessGroup)
         self.options = Options() if options is None else replace(options)
@@ -232,13 +232,9 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             if device.type in self._others:
                 return getattr(self._native, name)(*arguments, **keywords)
             if device.type not in self._devices:
-                raise ArgumentError(
-                    "the group was made for other devices",
-                    rank=self.rank(),
-                    argument="tensor",
-                    expected=" or ".join((*self._devices, *self._others)),
-                    got=device,
-                )
+                message = "the group was made for other devices"
+                expected = " or ".join((*self._devices, *self._others))
+                raise ArgumentError(message, "tensor", expected, device, self.rank())
         if is_watched():
             return observed(getattr(self._native, name), arguments, keywords, run)
         return run()
@@ -370,25 +366,20 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """
         ranks = list(new_ranks)
         if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size())):
-            raise ArgumentError(
-                "not ranks of this group",
-                rank=self.rank(),
-                argument="new_ranks",
-                expected=f"some of 0 to {self.size() - 1}, each once",
-                got=ranks,
-            )
+            message = "not ranks of this group"
+            expected = f"some of 0 to {self.size() - 1}, each once"
+            raise ArgumentError(message, "new_ranks", expected, ranks, self.rank())
         if self.rank() not in ranks:
             return None
         kept = {device.type for device in device_types or self._device_types}
         if kept & self._others.keys():
-            raise ArgumentError(
+            message = (
                 "a group with other backends cannot be split; torch.distributed.new_group makes "
-                "groups of some of its ranks",
-                rank=self.rank(),
-                argument="device_types",
-                expected=" or ".join(self._devices or ()),
-                got=", ".join(sorted(kept)),
+                "groups of some of its ranks"
             )
+            expected = " or ".join(self._devices or ())
+            got = ", ".join(sorted(kept))
+            raise ArgumentError(message, "device_types", expected, got, self.rank())
         if group_name is None:
             group_name = f"{self.group_name}:split:{'_'.join(map(str, ranks))}"
         group = ProcessGroup(

@@ -163,7 +163,7 @@ def _ones(numel: int, dtype: torch.dtype, device: torch.device, shared: bool) ->
     if not shared:
         return torch.ones(numel, dtype=torch.float32, device=device).to(dtype)
     if device.type != "cpu":
-        raise ArgumentError("is on the CPU", argument="shared_tensors", expected="cpu", got=device)
+        raise ArgumentError("is on the CPU", "shared_tensors", "cpu", device)
     return ringcoll.empty_shared(numel, dtype=dtype).fill_(1)
 
 
@@ -288,7 +288,7 @@ def check_transport(used: str, wanted: str, argument: str) -> None:
     """Raise `ArgumentError` if the environment has forced another transport."""
     if used != wanted:
         text = "the environment asks for another transport"
-        raise ArgumentError(text, argument=argument, expected=used, got=wanted)
+        raise ArgumentError(text, argument, used, wanted)
 
 
 def close_groups() -> None:

@@ -44,9 +44,7 @@ def read(names: str) -> tuple[str, ...]:
     peers = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in peers:
         if name not in PEERS:
-            raise ArgumentError(
-                "no such peer", argument="peers", expected=" or ".join(PEERS), got=name
-            )
+            raise ArgumentError("no such peer", "peers", " or ".join(PEERS), name)
     return peers
 
 

@@ -227,8 +227,7 @@ if TYPE_CHECKING:
 def loss_curves(panels: Sequence[Axes], curves: Mapping[str, LossCurve]) -> None:
     """Draw the loss of each run over steps and over time, into two axes with one scale."""
     if len(panels) != 2:
-        raise ArgumentError("one for steps, one for time", argument="panels", expected="2 axes",
-                            got=len(panels))  # fmt: skip
+        raise ArgumentError("one for steps, one for time", "panels", "2 axes", len(panels))
     over_steps, over_time = panels
     looks = styles(list(curves))
     for name, points in curves.items():

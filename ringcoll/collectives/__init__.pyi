@@ -39,7 +39,6 @@ from .groups import communicator as communicator
 from .groups import messages_in_flight as messages_in_flight
 from .groups import names_of as names_of
 from .groups import peer_of as peer_of
-from .groups import refused as refused
 from .groups import share as share
 from .groups import share_for as share_for
 from .groups import time_limit_s as time_limit_s

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.algorithms import Algorithm, algorithms, find
-from ringcoll.collectives.groups import as_group, communicator, group_rank, refused
+from ringcoll.collectives.groups import as_group, communicator, group_rank
 from ringcoll.cost import AUTO, Rule, segment_bytes_of
 from ringcoll.errors import ArgumentError
 from ringcoll.group import Communicator
@@ -75,11 +75,11 @@ def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
         try:
             columns.append(list(items))
         except TypeError:
-            raise refused("not a list", argument, "a list", type(items), rank) from None
+            raise ArgumentError("not a list", argument, "a list", type(items), rank) from None
         length = len(columns[0])
         if not length or len(columns[-1]) != length:
             expected = length or "at least 1"
-            raise refused("has the wrong length", argument, expected, len(columns[-1]), rank)
+            raise ArgumentError("has the wrong length", argument, expected, len(columns[-1]), rank)
     return list(zip(*columns, strict=True))
 
 
@@ -88,7 +88,7 @@ def check_dtype(dtype: torch.dtype, rank: int, argument: str = "tensor") -> None
     if dtype not in MOVED:
         message = "torch cannot copy tensors of this dtype; send a view(torch.uint8)"
         expected = "a dtype of integers or floats of at least 8 bits"
-        raise refused(message, argument, expected, dtype, rank)
+        raise ArgumentError(message, argument, expected, dtype, rank)
 
 
 @cache
@@ -99,11 +99,6 @@ def _negates(dtype: torch.dtype) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _form(tensor: Tensor) -> tuple[object, ...]:
-    """How a tensor's elements lie in memory."""
-    return tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 class Arguments:
@@ -146,11 +141,13 @@ class Arguments:
         if segment_bytes is not None and (
             not isinstance(segment_bytes, Integral) or segment_bytes < 1
         ):
-            raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
-        if not isinstance(algorithm, str | Schedule):
-            raise self._refuse(
-                "not an algorithm", "algorithm", "a name, a file, rules or a Schedule", algorithm
+            raise ArgumentError(
+                "must be positive", "segment_bytes", "an int > 0", segment_bytes, self.rank
             )
+        if not isinstance(algorithm, str | Schedule):
+            message = "not an algorithm"
+            expected = "a name, a file, rules or a Schedule"
+            raise ArgumentError(message, "algorithm", expected, algorithm, self.rank)
         self.algorithm = asked = as_algorithm(algorithm)
         self._file = "" if asked is algorithm else str(algorithm)
         self._rules: tuple[Rule, ...] = ()
@@ -175,51 +172,48 @@ class Arguments:
         """Whether this rank is the root."""
         return self.rank == self.root
 
-    def _refuse(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
-        return refused(message, argument, expected, got, self.rank)
-
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
         if not tensors:
-            raise self._refuse("must not be empty", self._names[0], "at least one tensor", "none")
+            raise ArgumentError(
+                "must not be empty", self._names[0], "at least one tensor", "none", self.rank
+            )
         first = tensors[0]
         check_dtype(first.dtype, self.rank, self._names[0])
         for number, tensor in enumerate(tensors):
             name = self._names[min(number, len(self._names) - 1)]
             if tensor.is_neg() and not _negates(tensor.dtype):
-                raise self._refuse(
-                    "torch cannot negate this dtype", name, "no negative view", tensor.dtype
-                )
+                message = "torch cannot negate this dtype"
+                raise ArgumentError(message, name, "no negative view", tensor.dtype, self.rank)
             if tensor is first:
                 continue
             if tensor.dtype is not first.dtype:
-                raise self._refuse(
-                    "all tensors of a call must have one dtype", name, first.dtype, tensor.dtype
-                )
+                message = "all tensors of a call must have one dtype"
+                raise ArgumentError(message, name, first.dtype, tensor.dtype, self.rank)
             if tensor.device != first.device:
-                raise self._refuse(
-                    "all tensors of a call must be on one device", name, first.device, tensor.device
-                )
+                message = "all tensors of a call must be on one device"
+                raise ArgumentError(message, name, first.device, tensor.device, self.rank)
 
     def like(self, tensor: Tensor, other: Tensor, argument: str) -> None:
         """Check that two tensors have the same shape."""
         if tensor.shape != other.shape:
-            raise self._refuse(
-                "has another shape", argument, tuple(other.shape), tuple(tensor.shape)
+            raise ArgumentError(
+                "has another shape", argument, tuple(other.shape), tuple(tensor.shape), self.rank
             )
 
     def same_numel(self, tensor: Tensor, numel: int, argument: str) -> None:
         """Check the number of elements of a tensor."""
         if tensor.numel() != numel:
-            raise self._refuse("has the wrong number of elements", argument, numel, tensor.numel())
+            raise ArgumentError(
+                "has the wrong number of elements", argument, numel, tensor.numel(), self.rank
+            )
 
     def one_a_rank(self, tensors: Sequence[Tensor], kind: type, argument: str) -> None:
         """Check that there is a list, of the given type, with one tensor for each rank."""
         is_list = issubclass(kind, list | tuple)
         if not is_list or len(tensors) != self.world_size:
             got = len(tensors) if is_list else kind
-            raise self._refuse(
-                "must hold one tensor for each rank", argument, f"{self.world_size} tensors", got
-            )
+            message = "must hold one tensor for each rank"
+            raise ArgumentError(message, argument, f"{self.world_size} tensors", got, self.rank)
 
     def list_at_root(
         self, tensors: Sequence[Tensor], kind: type, like: Tensor, argument: str
@@ -227,9 +221,8 @@ class Arguments:
         """Check a list that only the root gives."""
         if not self.is_root:
             if tensors:
-                raise self._refuse(
-                    f"only rank {self.root} gives it", argument, "None", f"{len(tensors)} tensors"
-                )
+                message = f"only rank {self.root} gives it"
+                raise ArgumentError(message, argument, "None", f"{len(tensors)} tensors", self.rank)
             return
         self.one_a_rank(tensors, kind, argument)
         for tensor in tensors:
@@ -241,23 +234,21 @@ class Arguments:
         try:
             sizes = [] if sizes is None else [index(size) for size in sizes]
         except (RuntimeError, TypeError):
-            raise self._refuse("not a list of sizes", argument, "a list of int", sizes) from None
+            raise ArgumentError(
+                "not a list of sizes", argument, "a list of int", sizes, self.rank
+            ) from None
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
             if rows % self.world_size:
-                raise self._refuse(
-                    "does not divide evenly among the ranks",
-                    side,
-                    f"a multiple of {self.world_size} rows",
-                    rows,
-                )
+                message = "does not divide evenly among the ranks"
+                expected = f"a multiple of {self.world_size} rows"
+                raise ArgumentError(message, side, expected, rows, self.rank)
             sizes = [rows // self.world_size] * self.world_size
         if len(sizes) != self.world_size or min(sizes) < 0:
-            raise self._refuse(
-                "must hold one size for each rank", argument, f"{self.world_size} sizes", sizes
-            )
+            message = "must hold one size for each rank"
+            raise ArgumentError(message, argument, f"{self.world_size} sizes", sizes, self.rank)
         if sum(sizes) != rows:
-            raise self._refuse("must add up to the rows", argument, rows, sum(sizes))
+            raise ArgumentError("must add up to the rows", argument, rows, sum(sizes), self.rank)
         row = tensor.numel() // rows if rows else 0
         return [size * row for size in sizes]
 
@@ -276,11 +267,11 @@ class Arguments:
         has_order = self._entry or any(e.order >= order for e in algorithms(rules.collective))
         if not has_order or (rules.is_prefix and name == "avg"):
             message = f"there is no {rules.collective} for it in {order}"
-            raise self._refuse(message, "op", "another operator", self.reduction.name)
+            raise ArgumentError(message, "op", "another operator", self.reduction.name, self.rank)
         factor = self.reduction.operator.factor
         if isinstance(factor, Tensor) and factor.device not in (self.device, _CPU):
             message = "the factor of PREMUL_SUM must be with the tensors, or on the CPU"
-            raise self._refuse(message, "op", self.device, factor.device)
+            raise ArgumentError(message, "op", self.device, factor.device, self.rank)
         if self.device.type == "cuda" and not self.contract.at_least_once:
             self.engine = gpu.engine(settings.reduction(), self.device)
 
@@ -289,7 +280,7 @@ class Arguments:
         world_size, sent, received = self.world_size, outgoing[self.rank], incoming[self.rank]
         if sent != received:
             message = "what this rank sends to itself has two lengths"
-            raise self._refuse(message, "output", sent, received)
+            raise ArgumentError(message, "output", sent, received, self.rank)
         is_equal = len({*outgoing, *incoming}) == 1
         if is_equal and self._entry is not None and needs_equal_blocks(self._entry):
             return dict.fromkeys(range(world_size * world_size), outgoing[0])
@@ -302,17 +293,18 @@ class Arguments:
         if rules.reduces:
             return outputs
 
+        def place(tensor: Tensor) -> tuple[object, ...]:
+            form = tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+            return tensor.data_ptr(), tensor.numel(), is_plain(tensor) or form
+
         def places(numbers: Sequence[int], blocks: Sequence[int]) -> list[tuple[object, ...]]:
             is_split = len(numbers) == len(blocks)
             held = [(block,) for block in blocks] if is_split else [tuple(blocks)]
-            return [
-                (part, tensor.data_ptr(), tensor.numel(), is_plain(tensor) or _form(tensor))
-                for tensor, part in zip([self.tensors[n] for n in numbers], held, strict=True)
-            ]
+            return list(zip(held, [place(self.tensors[n]) for n in numbers], strict=True))
 
         before = {*places(inputs, rules.inputs(*ends))}
         after = zip(outputs, places(outputs, rules.outputs(*ends)), strict=True)
-        return tuple(number for number, place in after if place not in before)
+        return tuple(number for number, where in after if where not in before)
 
     def operation(
         self,

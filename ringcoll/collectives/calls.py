@@ -33,7 +33,7 @@ from torch.nn import Parameter
 
 from ringcoll.algorithms import registry
 from ringcoll.collectives.arguments import AlgorithmChoice, Arguments, Timeout, check_dtype, seconds
-from ringcoll.collectives.groups import OwnGroup, as_group, communicator, known, refused
+from ringcoll.collectives.groups import OwnGroup, as_group, communicator, known
 from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.group import Call, Part, Work
 from ringcoll.machine import as_algorithm, rules_in
@@ -179,7 +179,9 @@ def start(
     if member is None and isinstance(group, OwnGroup) and group.retries:
         if deferred is not None:
             message = "cannot be prepared or joined with others"
-            raise refused(message, "group", "a group that keeps its ranks", group, group.rank())
+            raise ArgumentError(
+                message, "group", "a group that keeps its ranks", group, group.rank()
+            )
         make = partial(
             start, compile_, tensors=tensors, options=options, async_op=False, timeout=timeout
         )
@@ -210,7 +212,7 @@ def together(group: Any, calls: Sequence[Call]) -> Work | None:
         if call.operation.device != first.operation.device:
             expected, got = first.operation.device, call.operation.device
             message = "all tensors of a call must be on one device"
-            raise refused(message, "tensors", expected, got, first.member.rank)
+            raise ArgumentError(message, "tensors", expected, got, first.member.rank)
     each = [chain([(call.operation, call.tensors)], call.following) for call in calls]
     parts = islice(chain.from_iterable(each), 1, None)
     # Parts of a sparse call are known only when those before them are done.
@@ -267,7 +269,9 @@ def collective(function: Callable[P, Work | None]) -> Collective[P]:
         call = cast("Call", function(*bound.args, **bound.kwargs))
         if not isinstance(call.following, Sequence):
             rank = as_group(group).rank()
-            raise refused("cannot be prepared", "tensor", "a dense tensor", "a sparse one", rank)
+            raise ArgumentError(
+                "cannot be prepared", "tensor", "a dense tensor", "a sparse one", rank
+            )
         return call
 
     function.plan = plan  # type: ignore[attr-defined]  # functions take attributes
@@ -294,11 +298,11 @@ def sparse_all_reduce(
     rank, world_size = deferred.rank(), as_group(deferred.group).size()
     for argument, value in of_dense.items():
         if value is not None:
-            raise refused("not for sparse tensors", argument, "None", type(value), rank)
+            raise ArgumentError("not for sparse tensors", argument, "None", type(value), rank)
     reduction_operator = as_operator(op, rank)
     if reduction_operator.name not in ("sum", "avg"):
         message = "sparse tensors can be added up only"
-        raise refused(message, "op", "sum or avg", reduction_operator, rank)
+        raise ArgumentError(message, "op", "sum or avg", reduction_operator, rank)
     for part in (tensor._indices(), tensor._values()):
         with_memory(part, rank)
     check_dtype(tensor.dtype, rank)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ringcoll.algorithms import find, required
 from ringcoll.collectives.functions import ReduceOptions, barrier
-from ringcoll.collectives.groups import as_group, communicator, members_of, refused
+from ringcoll.collectives.groups import as_group, communicator, members_of
 from ringcoll.cost import Choice, Prediction, Table, built_in, choose, segment_bytes_of, under_rules
+from ringcoll.errors import ArgumentError
 from ringcoll.group import probe as measure_pairs
 from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, seconds_of, settings, tuning
 from ringcoll.reduction import as_operator, reproduced, resolve
@@ -195,13 +196,13 @@ def _last(collective: str, group: Any) -> Explanation:
             note = f"Call {number + 1} of the group was {words.description}."
             return Explanation(choice, (note,))
     got = f"'last', and no {collective} has run in the group"
-    raise refused("nothing to explain", "data", "bytes, or a tensor", got, own.rank())
+    raise ArgumentError("nothing to explain", "data", "bytes, or a tensor", got, own.rank())
 
 
 def _nbytes(data: object) -> int:
     nbytes: Any = data.numel() * data.element_size() if isinstance(data, Tensor) else data
     if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
-        raise refused("not a size", "data", 'bytes, a tensor, or "last"', repr(data))
+        raise ArgumentError("not a size", "data", 'bytes, a tensor, or "last"', repr(data))
     return nbytes
 
 
@@ -336,7 +337,7 @@ def refit(group: Any = None, uses: Iterable[tuple[str, int]] = (), budget_s: flo
     for collective, nbytes in uses:
         contract(collective)
         if type(nbytes) is not int or nbytes < 1:
-            raise refused("not a size", "uses", "bytes, at least 1", repr(nbytes))
+            raise ArgumentError("not a size", "uses", "bytes, at least 1", repr(nbytes))
     barrier(group)  # ranks may come as late as to any operation
     member = communicator(group, torch.device("cpu"))
     member.in_turn(lambda: member.refit(member.timeout_s, uses, budget_s), "refit")

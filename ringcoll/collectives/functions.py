@@ -37,7 +37,8 @@ from ringcoll.collectives.calls import (
     start,
     together,
 )
-from ringcoll.collectives.groups import communicator, refused
+from ringcoll.collectives.groups import communicator
+from ringcoll.errors import ArgumentError
 from ringcoll.group import Work
 from ringcoll.machine import whole
 from ringcoll.operation import Operation, fusible
@@ -996,7 +997,7 @@ def _named_device(device_ids: Any, group: Any) -> torch.device:
     if not is_list or device_ids[0] not in range(count):
         message, rank = "names no CUDA device of this process", Deferred.of(group).rank()
         expected = f"a list of one of the {count} devices, or None"
-        raise refused(message, "device_ids", expected, device_ids, rank)
+        raise ArgumentError(message, "device_ids", expected, device_ids, rank)
     return torch.device("cuda", device_ids[0])
 
 

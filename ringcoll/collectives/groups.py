@@ -63,17 +63,6 @@ _asked: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictiona
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-def refused(
-    message: str, argument: str, expected: object, got: object, rank: int | None = None
-) -> ArgumentError:
-    """An `ArgumentError`.
-
-    >>> print(refused("not a tag", "tag", "0 to 9", 10, rank=2))
-    rank 2: argument 'tag': not a tag (expected 0 to 9, got 10)
-    """
-    return ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
-
-
 def peer_of(
     argument: str, peer: Any, rank: int, world_size: int, *, may_be_self: bool = False
 ) -> int:
@@ -88,7 +77,7 @@ def peer_of(
     if isinstance(peer, int) and 0 <= peer < world_size and (peer != rank or may_be_self):
         return peer
     expected = f"{'a' if may_be_self else 'another'} rank of the group, in 0 to {world_size - 1}"
-    raise refused("not a rank to exchange messages with", argument, expected, peer, rank)
+    raise ArgumentError("not a rank to exchange messages with", argument, expected, peer, rank)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -153,7 +142,9 @@ class OwnGroup:
         if not is_plain(tensor):
             expected = "a contiguous tensor, no conjugate or negative view"
             got = f"strides {tensor.stride()}"
-            raise refused("cannot be sent or received into", "tensor", expected, got, self.rank())
+            raise ArgumentError(
+                "cannot be sent or received into", "tensor", expected, got, self.rank()
+            )
         member = self.on(tensor.device)
         member.check_usable()
         own = zlib.crc32(f"message {tag} of {tensor.nbytes} bytes".encode()) & 0x7FFFFFFF
@@ -215,7 +206,9 @@ class StoreGroup(OwnGroup):
             The device is not the CPU.
         """
         if device.type != "cpu":
-            raise refused("this group is for CPU tensors", "tensor", "cpu", device, self.rank())
+            raise ArgumentError(
+                "this group is for CPU tensors", "tensor", "cpu", device, self.rank()
+            )
         return self.communicator
 
 
@@ -235,7 +228,7 @@ def member_at(
 ) -> Communicator:
     """A rank's end of a group whose ranks meet at the store of lives, for tensors on a device."""
     if device.type not in ("cpu", "cuda"):
-        raise refused(
+        raise ArgumentError(
             "tensors on this device cannot be sent", "tensor", "cpu or cuda", device, rank
         )
     store = dist.PrefixStore(prefix, lives.store)
@@ -265,17 +258,17 @@ def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
     group = dist.GroupMember.WORLD if group is None else group
     if group is None:
         message = "there is no default group; call torch.distributed.init_process_group first"
-        raise ArgumentError(message, argument="group")
+        raise ArgumentError(message, "group")
     if isinstance(group, OwnGroup):
         return group
     no_member = "this process is not a member of the group"
     if not isinstance(group, dist.ProcessGroup):
         message = no_member if group == dist.GroupMember.NON_GROUP_MEMBER else "not a process group"
         expected = "a process group that this process is a member of"
-        raise refused(message, "group", expected, repr(group))
+        raise ArgumentError(message, "group", expected, repr(group))
     if group.rank() < 0:
         rank, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
-        raise refused(no_member, "group", f"one of the ranks {ranks}", f"rank {rank}", rank)
+        raise ArgumentError(no_member, "group", f"one of the ranks {ranks}", f"rank {rank}", rank)
     return group
 
 
@@ -308,7 +301,7 @@ def communicator(group: Any, device: torch.device) -> Communicator:
             member = _introduce(group, device)
     if member.device is not None and device not in (member.device, ANY_GPU):
         message = "the CUDA tensors of a group have to be on one device"
-        raise refused(message, "tensor", member.device, device, member.rank)
+        raise ArgumentError(message, "tensor", member.device, device, member.rank)
     return member
 
 
@@ -351,16 +344,18 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
     own, size = group.rank(), group.size()
     if (rank is None) == (in_group is None):
         message, got = "exactly one of the two must be given", f"{rank} and {in_group}"
-        raise refused(message, f"{what}, group_{what}", "one rank", got, own)
+        raise ArgumentError(message, f"{what}, group_{what}", "one rank", got, own)
     if rank is not None and isinstance(group, dist.ProcessGroup):
         members = dist.get_process_group_ranks(group)
         if rank not in members:
-            raise refused("the root is not in the group", what, f"one of {members}", rank, own)
+            raise ArgumentError(
+                "the root is not in the group", what, f"one of {members}", rank, own
+            )
         return members.index(rank)
     root = whole(in_group if rank is None else rank)
     if not isinstance(root, int) or not 0 <= root < size:
         argument = f"group_{what}" if rank is None else what
-        raise refused("the root is not in the group", argument, f"0 to {size - 1}", root, own)
+        raise ArgumentError("the root is not in the group", argument, f"0 to {size - 1}", root, own)
     return root
 
 
@@ -477,7 +472,9 @@ def use(
     rank = group.rank()
     if isinstance(group, OwnGroup):
         expected = "a process group of torch"
-        raise refused("its transport is not to be chosen", "group", expected, repr(group), rank)
+        raise ArgumentError(
+            "its transport is not to be chosen", "group", expected, repr(group), rank
+        )
     further = {"verify_messages": verify_messages, "fit": fit, "refits": refit}
     chosen = {name: value for name, value in further.items() if value is not None}
     for kind, asked in (("cpu", transport), ("cuda", cuda_transport)):
@@ -487,7 +484,7 @@ def use(
             chosen[kind] = asked
     if not chosen:
         arguments = "transport, cuda_transport, verify_messages, fit, refit"
-        raise refused("nothing was chosen", arguments, "at least one of them", "none", rank)
+        raise ArgumentError("nothing was chosen", arguments, "at least one of them", "none", rank)
     members = members_of(group)
     if members and not any(member.num_issued for member in members):
         close(group)  # the ranks have met, as was chosen before
@@ -496,7 +493,7 @@ def use(
         in_use &= chosen.keys()
     if in_use:
         message = "the group is in use; ringcoll.close(group), on all ranks, makes it as new"
-        raise refused(message, "group", "one without operations so far", group, rank)
+        raise ArgumentError(message, "group", "one without operations so far", group, rank)
     _asked[group] = {**_asked.get(group, {}), **chosen}
 
 
@@ -628,7 +625,7 @@ def _share(what: Tensor | nn.Module, *, of_many: bool) -> None:
             message = "a send or a receive is under way on the memory"
             expected = "memory whose messages have been waited for"
             got = f"a tensor of shape {tuple(tensor.shape)} in a message"
-            raise refused(message, "what", expected, got)
+            raise ArgumentError(message, "what", expected, got)
     while places and in_use(places):
         time.sleep(_WHILE_S)
     move(storages, of_many=of_many or len(storages) > 1)
@@ -652,7 +649,9 @@ def share_for(group: Any, tensor: Tensor) -> None:
     hosts = set(member.meet())
     if len(hosts) > 1:
         expected, got = "False, or ranks of one host", f"True on {len(hosts)} hosts"
-        raise refused("memory cannot be shared between hosts", "share", expected, got, member.rank)
+        raise ArgumentError(
+            "memory cannot be shared between hosts", "share", expected, got, member.rank
+        )
     # Of a storage, another part may be in use: by another group, or by a message of the user's.
     is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
     if is_whole and can_move(tensor) and member not in _without_room:

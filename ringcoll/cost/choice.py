@@ -142,7 +142,7 @@ def _choose(
     else:
         candidates = fastest(*about, order)
     if not candidates:
-        raise ArgumentError(f"no algorithm for {collective} reduces in {order}", argument="op")
+        raise ArgumentError(f"no algorithm for {collective} reduces in {order}", "op")
     picked = _pick(collective, nbytes, world_size, table, order, candidates)
     return Choice(collective, nbytes, world_size, *picked, candidates, table)
 

@@ -152,9 +152,7 @@ class Distance(NamedTuple):
 def _at_least_one(**arguments: int) -> None:
     for argument, value in arguments.items():
         if value < 1:
-            raise ArgumentError(
-                "the number is too low", argument=argument, expected="at least 1", got=value
-            )
+            raise ArgumentError("the number is too low", argument, "at least 1", value)
 
 
 def lower_bound(collective: str, world_size: int, *, ports: int = 1) -> Bound:
@@ -260,10 +258,7 @@ def seconds_on_hosts(
     """
     if len(hosts) != schedule.world_size:
         raise ArgumentError(
-            "each rank needs the number of its host",
-            argument="hosts",
-            expected=schedule.world_size,
-            got=len(hosts),
+            "each rank needs the number of its host", "hosts", schedule.world_size, len(hosts)
         )
     bytes_of_chunk = nbytes / chunks_of_data(schedule)
     programs = [schedule.steps(rank) for rank in range(schedule.world_size)]

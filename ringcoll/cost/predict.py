@@ -113,7 +113,7 @@ class Parameters:
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not 0 <= value <= _MOST_S:
-                raise ArgumentError("no cost", argument=name, expected=">= 0, finite", got=value)
+                raise ArgumentError("no cost", name, ">= 0, finite", value)
 
     def at(self, nbytes: int) -> Parameters:
         """The costs for so many bytes: the time of all bytes is on a straight line in between."""

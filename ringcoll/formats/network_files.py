@@ -161,13 +161,12 @@ def topology_from_nccl(text: str, *, name: str = "nccl") -> Topology:
     try:
         network = _Network(parse_xml(text, _INSIDE))
     except ScheduleError as error:
-        raise ArgumentError(f"no topology of NCCL: {error}", argument="text") from None
+        raise ArgumentError(f"no topology of NCCL: {error}", "text") from None
     ranks = sorted(card.rank for card in network.cards.values())
     if ranks != list(range(max(1, len(ranks)))):
-        raise ArgumentError(
-            "the ranks of the GPUs do not go from 0 up without a gap", argument="text",
-            expected="a file that NCCL has written for all of a group's ranks", got=ranks,
-        )  # fmt: skip
+        message = "the ranks of the GPUs do not go from 0 up without a gap"
+        expected = "a file that NCCL has written for all of a group's ranks"
+        raise ArgumentError(message, "text", expected, ranks)
     return Topology(
         world_size=len(ranks),
         links=network.without_dead_ends(),
@@ -231,7 +230,7 @@ def topology_from_infragraph(text: str, *, name: str = "infragraph") -> Topology
     ranks = [node for node, kind in graph.nodes(data="type") if str(kind) in _RANKS]
     nodes: dict[str, int | str] = {node: _word(node) for node in graph}
     if len(set(nodes.values())) < len(nodes):
-        raise ArgumentError("two nodes differ only in signs that are no letters", argument="text")
+        raise ArgumentError("two nodes differ only in signs that are no letters", "text")
     nodes |= {node: rank for rank, node in enumerate(ranks)}
     links: list[Link] = []
     left_out: dict[str, None] = {}
@@ -244,15 +243,13 @@ def topology_from_infragraph(text: str, *, name: str = "infragraph") -> Topology
         link = Link(nodes[first], nodes[second], rate, latency_s)
         links += [link, link.back]
     if not ranks:
-        raise ArgumentError(
-            "the graph has no rank", argument="text", expected="components of type xpu"
-        )
+        raise ArgumentError("the graph has no rank", "text", "components of type xpu")
     try:
         return Topology(world_size=len(ranks), links=tuple(links), name=name, source="InfraGraph")
     except ArgumentError as error:
         names = ", ".join(left_out) or "none"
         what = f"{error.message}; links without a bandwidth in bits or bytes: {names}"
-        raise ArgumentError(what, argument="text") from None
+        raise ArgumentError(what, "text") from None
 
 
 def _graph(text: str) -> Any:
@@ -270,12 +267,11 @@ def _graph(text: str) -> Any:
             service.set_graph(infrastructure)
     except Exception as error:  # of several packages
         words = " ".join(str(error).split()) or type(error).__name__
-        raise ArgumentError(f"no graph of InfraGraph: {words[:200]}", argument="text") from error
+        raise ArgumentError(f"no graph of InfraGraph: {words[:200]}", "text") from error
     if work > _MOST_WORK:
-        raise ArgumentError(
-            "the graph is too large", argument="text", got=work,
-            expected=f"at most {_MOST_WORK} nodes times edges of a device, for all devices",
-        )  # fmt: skip
+        message = "the graph is too large"
+        expected = f"at most {_MOST_WORK} nodes times edges of a device, for all devices"
+        raise ArgumentError(message, "text", expected, work)
     return service.get_networkx_graph()
 
 

@@ -26,13 +26,13 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -54,7 +54,6 @@ from ringcoll.machine import (
     appears,
     as_json,
     cores,
-    not_of_a_rank,
     read_json,
     settings,
     tuning,
@@ -77,6 +76,16 @@ BUDGET_S = 1.5
 
 # What this process measured as rank 0.
 _measured: dict[tuple[str, int, int, str], Table] = {}
+
+
+class _Decision(NamedTuple):
+    """The decision of rank 0: an error, or what all ranks do."""
+
+    error: str = ""
+    is_of_rules: bool = False
+    hosts: int = 1
+    forced: str = ""
+    table: str | None = None
 
 
 class Notes:
@@ -106,7 +115,7 @@ class Notes:
             for handle, peer in zip(self.transport.post([], sends), peers, strict=True):
                 self._wait(handle, peer)
 
-    def hear(self, key: str) -> Any:
+    def hear(self, key: str, parse: Callable[[Any], Any] = lambda value: value) -> Any:
         """Wait for a note of rank 0, and read it."""
         if not self.transport.ordered:
             token = torch.zeros(1, dtype=torch.uint8, device="cpu")
@@ -114,7 +123,7 @@ class Notes:
             self._wait(handle, 0)
         elif not appears(self.store, [key], self._deadline):
             raise self._late(0)
-        return read_json(self.store, key)
+        return read_json(self.store, key, parse)
 
     def _wait(self, handle: Handle, peer: int) -> None:
         try:
@@ -167,7 +176,7 @@ def agree(
         fitted = tuning.fit_for(fit, tuple(transport.hosts))
     except RingcollError as error:
         is_of_rules = isinstance(error, RulesError | ScheduleError)
-        notes.tell("decision", {"error": str(error), "rules": is_of_rules})
+        notes.tell("decision", _Decision(str(error), is_of_rules))
         raise
     complete = partial(replace, forced=rules, fit=fitted, refits=refits)
     link = costs_of(transport.name)
@@ -175,7 +184,7 @@ def agree(
     if table is None and not (measurable and world_size > 1):
         table = usual
     text = None if table is None else complete(table).dumps()
-    notes.tell("decision", {"hosts": hosts, "forced": forced, "table": text})
+    notes.tell("decision", _Decision(hosts=hosts, forced=forced, table=text))
     if text is None:
         costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
         table = _measured[where] = replace(usual, parameters=costs, source=MEASURED)
@@ -193,13 +202,9 @@ def _table(text: str, *, announces: bool) -> Table:
 
 def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
     """Follow the decision of rank 0."""
-    match decision := notes.hear("decision"):
-        case {"error": str(text), "rules": bool(is_of_rules)}:
-            raise (RulesError if is_of_rules else TuningFileError)(f"rank 0: {text}")
-        case {"hosts": int(hosts), "forced": str(forced), "table": str() | None as text}:
-            pass
-        case _:
-            raise not_of_a_rank("decision", decision)
+    error, is_of_rules, hosts, forced, text = notes.hear("decision", _Decision._make)
+    if error:
+        raise (RulesError if is_of_rules else TuningFileError)(f"rank 0: {error}")
     own = settings.forced_text()
     if own == forced:
         settings.forced_rules(own)  # which registers what is in its files
@@ -207,7 +212,7 @@ def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
         line = "rank %d: %s is %r here and %r on rank 0, which counts for all"
         _log.warning(line, notes.rank, FORCED, own, forced)
     if text is None:
-        measure(transport, notes.left_s, hosts=max(1, hosts), device=device)
+        measure(transport, notes.left_s, hosts=hosts, device=device)
         text = notes.hear("table")
     try:
         return _table(text, announces=False)

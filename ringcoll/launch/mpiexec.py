@@ -158,7 +158,7 @@ def adopt_ranks() -> bool:
         return False
     size, rank, local_rank = map(_number, names)
     if rank >= size:
-        raise ArgumentError("no rank", argument=names[1], expected=f"below {size}", got=rank)
+        raise ArgumentError("no rank", names[1], f"below {size}", rank)
     if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         address, port = _place_in_slurm() if names[0].startswith("SLURM") else _place_by_mpi()
         os.environ.setdefault("MASTER_ADDR", address)
@@ -170,9 +170,7 @@ def adopt_ranks() -> bool:
 def _number(name: str) -> int:
     text = os.environ.get(name, "")
     if not (text.isascii() and text.isdigit()):
-        raise ArgumentError(
-            "a launcher has set no number", argument=name, expected="0 or more", got=repr(text)
-        )
+        raise ArgumentError("a launcher has set no number", name, "0 or more", repr(text))
     return int(text)
 
 
@@ -196,7 +194,7 @@ def _place_in_slurm() -> tuple[str, int]:
     nodes = next((os.environ[name] for name in _NODES if name in os.environ), "")
     first = re.sub(r"\[(\w+)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])
     if not (first or "MASTER_ADDR" in os.environ):
-        raise ArgumentError("Slurm names no node: set MASTER_ADDR", argument=_NODES[0])
+        raise ArgumentError("Slurm names no node: set MASTER_ADDR", _NODES[0])
     begin, number = _PORTS
     step = _number("SLURM_STEP_ID") if "SLURM_STEP_ID" in os.environ else 0
     return first, begin + (_number("SLURM_JOB_ID") + _STEP * step) % number

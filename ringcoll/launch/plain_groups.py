@@ -149,13 +149,8 @@ class MpiGroup(OwnGroup):
     def on(self, device: torch.device) -> Communicator:
         """The communicator for tensors on a device; the first CUDA tensor makes its own."""
         if device.type not in ("cpu", "cuda"):
-            raise ArgumentError(
-                "tensors on this device cannot be sent",
-                rank=self.rank(),
-                argument="tensor",
-                expected="cpu or cuda",
-                got=device,
-            )
+            message = "tensors on this device cannot be sent"
+            raise ArgumentError(message, "tensor", "cpu or cuda", device, self.rank())
         if device.type == "cpu" or self not in _open:  # a closed communicator says so
             return self.communicator
         with self._making:
@@ -219,12 +214,8 @@ def mpi_group(comm: Any = None, *, timeout_s: float = 1800.0) -> MpiGroup:
     library = mpi_library()
     comm = library.COMM_WORLD if comm is None else comm
     if not isinstance(comm, library.Intracomm) or not comm:
-        raise ArgumentError(
-            "not an intracommunicator that this process belongs to",
-            argument="comm",
-            expected="one of mpi4py's Intracomm",
-            got=repr(comm),
-        )
+        message = "not an intracommunicator that this process belongs to"
+        raise ArgumentError(message, "comm", "one of mpi4py's Intracomm", repr(comm))
     timeout_s = seconds_of(timeout_s, "timeout_s")
     lines = channels(comm, timeout_s)
     store = _store(library, lines, timeout_s)

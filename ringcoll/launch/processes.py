@@ -113,13 +113,13 @@ def by_value(function: Callable[..., Any], call: object) -> bytes | None:
         named: Any = function if hasattr(function, "__qualname__") else type(function)
         if cause is None and named.__module__ != "__main__":
             return None
-        raise ArgumentError(
+        message = (
             "the ranks cannot import the function; put it into a module, or install "
-            "cloudpickle: pip install 'ringcoll[notebooks]'",
-            argument="function",
-            expected="a function of a module",
-            got=f"{named.__module__}.{named.__qualname__}",
-        ) from cause
+            "cloudpickle: pip install 'ringcoll[notebooks]'"
+        )
+        expected = "a function of a module"
+        got = f"{named.__module__}.{named.__qualname__}"
+        raise ArgumentError(message, "function", expected, got) from cause
     return pickled(call, cloudpickle.Pickler)
 
 
@@ -254,17 +254,15 @@ class Ranks:
         ranks = whole(world_size)
         if isinstance(world_size, bool) or type(ranks) is not int or ranks < 1:
             raise ArgumentError(
-                "must be a positive whole number", argument="world_size",
-                expected="1 or more", got=repr(world_size),
-            )  # fmt: skip
+                "must be a positive whole number", "world_size", "1 or more", repr(world_size)
+            )
         most = int(min(_MOST_PROCESSES, free_bytes() / _PROCESS_NBYTES))
         if ranks > max(1, most):
             few = "so many processes are not started on one host"
             scarce = "there is no memory for so many processes"
             raise ArgumentError(
-                scarce if most < _MOST_PROCESSES else few, argument="world_size",
-                expected=f"at most {most}", got=ranks,
-            )  # fmt: skip
+                scarce if most < _MOST_PROCESSES else few, "world_size", f"at most {most}", ranks
+            )
         self.world_size, self.timeout_s = ranks, timeout_s
         self._outlives_errors = outlives_errors
         threads = threads or max(1, cores() // ranks)
@@ -281,7 +279,7 @@ class Ranks:
             if lacking is None:
                 raise
             raise ArgumentError(
-                f"there are not enough {lacking} for {ranks} ranks", argument="world_size"
+                f"there are not enough {lacking} for {ranks} ranks", "world_size"
             ) from error
 
     @property

@@ -65,7 +65,6 @@ from .stores import MESSAGES as MESSAGES
 from .stores import Answer as Answer
 from .stores import answered as answered
 from .stores import appears as appears
-from .stores import as_fields as as_fields
 from .stores import as_json as as_json
 from .stores import asked as asked
 from .stores import begun as begun
@@ -73,10 +72,8 @@ from .stores import common as common
 from .stores import gone as gone
 from .stores import is_served_here as is_served_here
 from .stores import life as life
-from .stores import not_of_a_rank as not_of_a_rank
 from .stores import private as private
 from .stores import read_all as read_all
-from .stores import read_fields as read_fields
 from .stores import read_json as read_json
 from .stores import read_text as read_text
 from .stores import served as served

@@ -66,9 +66,7 @@ def seconds_of(limit: Any, argument: str = "timeout", rank: int | None = None) -
     except (RuntimeError, TypeError, ValueError):
         seconds = 0.0
     if isinstance(limit, str | bytes) or not seconds > 0:
-        raise ArgumentError(
-            "must be positive", rank=rank, argument=argument, expected="> 0 s", got=limit
-        )
+        raise ArgumentError("must be positive", argument, "> 0 s", limit, rank)
     return min(seconds, FOREVER_S)
 
 
@@ -110,9 +108,7 @@ def reduction() -> str:
     name = os.environ.get(_REDUCTION, "") or "auto"
     if name not in ("auto", "cupy", "torch"):
         expected = "one of auto, cupy, torch"
-        raise ArgumentError(
-            "no engine has this name", argument=_REDUCTION, expected=expected, got=name
-        )
+        raise ArgumentError("no engine has this name", _REDUCTION, expected, name)
     return name
 
 
@@ -182,7 +178,7 @@ def verifies_messages() -> bool | None:
     """
     text = os.environ.get(VERIFY_MESSAGES, "")
     if text not in ("", "0", "1"):
-        raise ArgumentError("not 0 or 1", argument=VERIFY_MESSAGES, expected="0 or 1", got=text)
+        raise ArgumentError("not 0 or 1", VERIFY_MESSAGES, "0 or 1", text)
     return text == "1" if text else None
 
 
@@ -209,7 +205,7 @@ def hang_notice_s() -> float:
         seconds = math.nan
     if not seconds > 0:
         expected = "a positive number of seconds, or off"
-        raise ArgumentError("not a time", argument=HANG_NOTICE, expected=expected, got=text)
+        raise ArgumentError("not a time", HANG_NOTICE, expected, text)
     return seconds
 
 

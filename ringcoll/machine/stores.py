@@ -1,7 +1,7 @@
 """Stores: served, waited for and read; and what to say when one is gone.
 
-A store believes whoever reaches it. What is read from it is checked where it is used: a value that
-no rank of this library writes is a `TransportError`.
+A rank trusts the others of its group, and the store. What cannot be read there, as another version
+or a stranger has written it, is a `TransportError`, which `as_json` raises.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
@@ -76,43 +76,20 @@ def read_all(store: Any, keys: list[str]) -> list[str]:  # torch's stubs lack tw
     return [text.decode(errors="replace") for text in store.multi_get(keys)]
 
 
-def read_json(store: dist.Store, key: str) -> Any:
+def read_json(
+    store: dist.Store, key: str, parse: Callable[[Any], Any] = lambda value: value
+) -> Any:
     """The value under a key of a store, which a rank has written as JSON; see `as_json`."""
-    return as_json(key, read_text(store, key))
+    return as_json(key, read_text(store, key), parse)
 
 
-def as_json(key: str, text: str) -> Any:
-    """The value of a text under a key, which a rank has written as JSON; or `TransportError`."""
+def as_json(key: str, text: str, parse: Callable[[Any], Any] = lambda value: value) -> Any:
+    """What a rank has told under a key, in JSON that ``parse`` reads; or `TransportError`."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise not_of_a_rank(key, text) from error
-
-
-def read_fields(store: dist.Store, key: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The object under a key of a store; see `as_fields`."""
-    return as_fields(key, read_text(store, key), kinds)
-
-
-def as_fields(key: str, text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The object in a text under a key of a store, which a rank has written as JSON.
-
-    ``kinds`` are the types of its fields; a number is at least 0 and has at most 64 bits. Raises
-    `TransportError` if the text is something else.
-    """
-    fields = as_json(key, text)
-    if not isinstance(fields, dict) or fields.keys() != kinds.keys():
-        raise not_of_a_rank(key, fields)
-    for name, kind in kinds.items():
-        value = fields[name]
-        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 64):
-            raise not_of_a_rank(key, fields)
-    return fields
-
-
-def not_of_a_rank(key: str, value: object) -> TransportError:
-    """The error for a value in the store that no rank of this library writes."""
-    return TransportError(f"no rank writes what the store has under {key!r}: {str(value)[:80]!r}")
+        return parse(json.loads(text))
+    except (LookupError, RecursionError, TypeError, ValueError) as error:
+        words = f"no rank writes what the store has under {key!r}: {text[:80]!r}"
+        raise TransportError(words) from error
 
 
 def unreachable(store: dist.Store) -> str:

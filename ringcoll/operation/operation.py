@@ -138,13 +138,8 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     numels = [numel for _, numel in request.lengths]
     is_equal = len(set(numels)) == 1
     if not (is_equal or rules.common_lengths) and needs_equal_blocks(entry):
-        raise ArgumentError(
-            f"{schedule.algorithm} {collective} needs blocks of equal length",
-            rank=rank,
-            argument="algorithm",
-            expected="auto",
-            got=schedule.algorithm,
-        )
+        message = f"{schedule.algorithm} {collective} needs blocks of equal length"
+        raise ArgumentError(message, "algorithm", "auto", schedule.algorithm, rank)
     segments, lengths = 1, "its own number of"
     if rules.common_lengths:
         longest = -(-max(numels) // rules.chunks_per_block(schedule.num_chunks, world_size))

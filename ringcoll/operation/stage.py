@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -256,11 +256,9 @@ def share_blocks(
         if first < output_end or (is_output and first < input_end):
             is_twin = is_output and last == (first, end, False, block)
             if not is_twin or first < max(earlier_end, output_end):
-                raise _shared_memory(
-                    "an output overlaps an input or another output",
-                    "separate memory, or a block in its own place",
-                    rank,
-                )
+                message = "an output overlaps an input or another output"
+                expected = "separate memory, or a block in its own place"
+                raise ArgumentError(message, "output", expected, _OVERLAP, rank)
             is_shared = True
         if is_output:
             output_end = max(output_end, end)
@@ -283,13 +281,11 @@ def check_apart(outputs: Sequence[Tensor], rank: int) -> None:
     try:
         is_shared = share_memory(outputs)
     except TooIntricateError:
-        raise _shared_memory(
-            "nobody can tell in time whether elements of the outputs share memory",
-            "contiguous outputs",
-            rank,
-        ) from None
+        message = "nobody can tell in time whether elements of the outputs share memory"
+        raise ArgumentError(message, "output", "contiguous outputs", _OVERLAP, rank) from None
     if is_shared:
-        raise _shared_memory("elements of the outputs share memory", "distinct elements", rank)
+        message = "elements of the outputs share memory"
+        raise ArgumentError(message, "output", "distinct elements", _OVERLAP, rank)
 
 
 def _intervals(
@@ -318,15 +314,16 @@ _FUSED_NBYTES = 32 << 10  # a message of so many bytes costs little more than an
 _MOST_FUSED_NBYTES = 1 << 20
 
 
-def fusible(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+def fusible(tensors: Sequence[Any]) -> list[list[Any]]:
     """Divide tensors into runs that may be laid end to end.
 
     The division depends on facts that are the same on all ranks: dtypes and numbers of elements.
     """
-    runs: list[list[Tensor]] = []
+    runs: list[list[Any]] = []
     total = 0
     for tensor in tensors:
-        short = _may_be_fused(tensor)
+        is_known = isinstance(tensor, Tensor) and is_dense(tensor)
+        short = is_known and 0 < tensor.nbytes <= _FUSED_NBYTES
         last = runs[-1][-1] if runs else None
         if (
             short
@@ -342,18 +339,7 @@ def fusible(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return runs
 
 
-def _may_be_fused(tensor: object) -> bool:
-    if not isinstance(tensor, Tensor) or not is_dense(tensor):
-        return False
-    return 0 < tensor.nbytes <= _FUSED_NBYTES
-
-
-def _shared_memory(message: str, expected: str, rank: int) -> ArgumentError:
-    return ArgumentError(
-        message, rank=rank, argument="output", expected=expected, got="overlapping memory"
-    )
-
-
+_OVERLAP = "overlapping memory"
 _MOST_VALUES = 20_000  # of all unknowns together; a millisecond has some 1,000
 _MOST_MARKED = 64 << 20  # bytes
 

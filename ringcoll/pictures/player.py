@@ -313,10 +313,9 @@ def _times(shown: Film, trace: Mapping[str, Any], run: SimulatedRun | None) -> J
     schedule = shown.schedule
     traced = last_run(trace, f"{schedule.algorithm} {schedule.collective}")
     if traced.world_size != schedule.world_size:
-        raise ArgumentError(
-            "the trace is of other ranks", argument="trace",
-            expected=f"{schedule.world_size} ranks", got=f"{traced.world_size} ranks",
-        )  # fmt: skip
+        expected = f"{schedule.world_size} ranks"
+        got = f"{traced.world_size} ranks"
+        raise ArgumentError("the trace is of other ranks", "trace", expected, got)
     chunks = sum(len(message.chunks) for step in shown.messages for message in step)
     sent = sum(message.nbytes for message in traced.messages)
     return {

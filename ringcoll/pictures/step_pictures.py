@@ -150,9 +150,7 @@ def _local(steps: Iterable[Step]) -> tuple[tuple[int, int], ...]:
 
 def too_many(what: str, most: int, got: object) -> ArgumentError:
     """The error about more than a picture can show."""
-    return ArgumentError(
-        f"so many {what} cannot be drawn", argument="schedule", expected=f"at most {most}", got=got
-    )
+    return ArgumentError(f"so many {what} cannot be drawn", "schedule", f"at most {most}", got)
 
 
 def _steps(schedule: Schedule, rank: int, most: int) -> list[Step]:
@@ -387,7 +385,7 @@ def steps_picture(
     scenery = Scenery(as_film(schedule), hosts)
     count = len(scenery.film.messages)
     if step is not None and not 0 <= step <= count:
-        raise ArgumentError("no such step", argument="step", expected=f"0 to {count}", got=step)
+        raise ArgumentError("no such step", "step", f"0 to {count}", step)
     numbers = range(count + 1) if step is None else [step]
     in_row = min(len(numbers), max(_STEPS_IN_ROW, round(math.sqrt(len(numbers)))))
     wide = max(scenery.width, width_of(scenery.caption(0))) + _GAP

@@ -376,8 +376,9 @@ def network_picture(topology: Topology) -> Picture:
     means.
     """
     if topology.world_size > MOST_RANKS:
-        raise ArgumentError("too many ranks to draw", argument="topology",
-                            expected=f"at most {MOST_RANKS}", got=topology.world_size)  # fmt: skip
+        raise ArgumentError(
+            "too many ranks to draw", "topology", f"at most {MOST_RANKS}", topology.world_size
+        )
     cables = replace(topology, links=tuple(_joined(topology.links)), router=None).cables()
     ends = [(link.source, link.target) for link, _ in cables]
     places = network_layout(topology.world_size, ends)

@@ -87,10 +87,9 @@ def last_run(trace: Event, name: str | None = None) -> TracedRun:
         names = {f"{event['name']} on {other['world_size']} ranks" for event in operations}
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_trace(error) from None
-    raise ArgumentError(
-        "the trace is of something else", argument="trace", expected=name or "an operation",
-        got=", ".join(sorted(names)) or "no operation",
-    )  # fmt: skip
+    message = "the trace is of something else"
+    expected = name or "an operation"
+    raise ArgumentError(message, "trace", expected, ", ".join(sorted(names)) or "no operation")
 
 
 def last_step(trace: Event) -> TracedRun:
@@ -126,18 +125,19 @@ def last_step(trace: Event) -> TracedRun:
         raise _no_trace(error) from None
     if not steps:
         raise ArgumentError(
-            "the trace is of something else", argument="trace", expected="steps of a trainer",
-            got="no phase",
-        )  # fmt: skip
+            "the trace is of something else", "trace", "steps of a trainer", "no phase"
+        )
     name = f"one {next(iter(steps.values()))['name']} of training"
     return TracedRun(name, world_size, where, max(ends), [], bars)
 
 
 def _no_trace(error: Exception) -> ArgumentError:
     return ArgumentError(
-        "not a trace", argument="trace", expected="what ringcoll trace writes",
-        got=f"nothing under {error}" if isinstance(error, KeyError) else "something else",
-    )  # fmt: skip
+        "not a trace",
+        "trace",
+        "what ringcoll trace writes",
+        f"nothing under {error}" if isinstance(error, KeyError) else "something else",
+    )
 
 
 def _run(
@@ -477,17 +477,15 @@ def _checked(curves: Mapping[str, Curve]) -> list[float]:
     """The sizes of all curves."""
     sizes = [[size for size, _ in curve] for curve in curves.values()]
     if not sizes or len(sizes[0]) < 2 or any(other != sizes[0] for other in sizes):
-        raise ArgumentError(
-            "curves need the same sizes, two or more", argument="curves",
-            expected="one or more curves", got=[len(curve) for curve in curves.values()],
-        )  # fmt: skip
+        message = "curves need the same sizes, two or more"
+        expected = "one or more curves"
+        raise ArgumentError(message, "curves", expected, [len(curve) for curve in curves.values()])
     for name, curve in curves.items():
         for size, time in curve:
             if not (size > 0 and 0 < time < math.inf):
-                raise ArgumentError(
-                    "cannot be drawn on logarithmic axes", argument="curves",
-                    expected="sizes and times above 0", got=f"{time} at {size} for {name}",
-                )  # fmt: skip
+                message = "cannot be drawn on logarithmic axes"
+                expected = "sizes and times above 0"
+                raise ArgumentError(message, "curves", expected, f"{time} at {size} for {name}")
     return sizes[0]
 
 

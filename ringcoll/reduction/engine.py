@@ -107,22 +107,16 @@ def _in_turn(steps: Sequence[Callable[[], object]]) -> None:
 
 def _check_alike(inputs: Sequence[Tensor]) -> None:
     if not inputs or not all(isinstance(tensor, Tensor) for tensor in inputs):
-        raise ArgumentError(
-            "each rank needs an input",
-            argument="inputs",
-            expected="a tensor of each rank",
-            got=[type(tensor).__name__ for tensor in inputs],
-        )
+        message = "each rank needs an input"
+        expected = "a tensor of each rank"
+        got = [type(tensor).__name__ for tensor in inputs]
+        raise ArgumentError(message, "inputs", expected, got)
     kinds = {(tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in inputs}
     if len(kinds) > 1:
-        raise ArgumentError(
-            "the inputs are not alike",
-            argument="inputs",
-            expected="one shape, dtype and device",
-            got=" and ".join(
-                sorted(f"{dtype} of shape {shape} on {device}" for shape, dtype, device in kinds)
-            ),
-        )
+        message = "the inputs are not alike"
+        expected = "one shape, dtype and device"
+        got = sorted(f"{dtype} of shape {shape} on {device}" for shape, dtype, device in kinds)
+        raise ArgumentError(message, "inputs", expected, " and ".join(got))
 
 
 def reduce_in_order(
@@ -191,12 +185,9 @@ def _check_order(order: Order, world_size: int) -> None:
     ranks = sorted(item for item in order if isinstance(item, int))
     pluses = sum(item == "+" for item in order)
     if depth != 1 or ranks != list(range(world_size)) or len(ranks) + pluses != len(order):
-        raise ArgumentError(
-            "not an order of reduction",
-            argument="order",
-            expected=f"each rank below {world_size} once, in postfix, as (0, 1, '+')",
-            got=order,
-        )
+        message = "not an order of reduction"
+        expected = f"each rank below {world_size} once, in postfix, as (0, 1, '+')"
+        raise ArgumentError(message, "order", expected, order)
 
 
 def predicted_result(
@@ -242,19 +233,12 @@ def predicted_result(
     schedule = proof.schedule
     _check_alike(inputs)
     if len(inputs) != schedule.world_size:
-        raise ArgumentError(
-            "each rank needs an input",
-            argument="inputs",
-            expected=schedule.world_size,
-            got=len(inputs),
-        )
+        raise ArgumentError("each rank needs an input", "inputs", schedule.world_size, len(inputs))
     if not proof.same_everywhere or contract(schedule.collective).is_prefix:
-        raise ArgumentError(
-            f"the ranks of {schedule.algorithm} {schedule.collective} reduce in different orders",
-            argument="proof",
-            expected="one order of each chunk on all ranks",
-            got="several",
+        message = (
+            f"the ranks of {schedule.algorithm} {schedule.collective} reduce in different orders"
         )
+        raise ArgumentError(message, "proof", "one order of each chunk on all ranks", "several")
     flats = [tensor.reshape(-1) for tensor in inputs]
     chunks = [
         reduce_in_order(

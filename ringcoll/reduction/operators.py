@@ -184,14 +184,12 @@ def as_operator(op: object, rank: int | None = None) -> Operator:
             return Operator(_NAMES[kind])
     elif callable(op) and not isinstance(op, type):
         return Operator("user", user=UserOp(op))
-    raise ArgumentError(
-        "not a reduction operator",
-        rank=rank,
-        argument="op",
-        expected=f"a ReduceOp, one of the names {', '.join(_NAMES.values())}, premul_sum(factor), "
-        "a UserOp or a function",
-        got=repr(op),
+    message = "not a reduction operator"
+    expected = (
+        f"a ReduceOp, one of the names {', '.join(_NAMES.values())}, premul_sum(factor), "
+        "a UserOp or a function"
     )
+    raise ArgumentError(message, "op", expected, repr(op), rank)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -356,22 +354,19 @@ def _dtypes(
     if wire_dtype is None or (wire_dtype is dtype and not wide):
         return work, work
 
-    def refuse(message: str, expected: str) -> ArgumentError:
-        return ArgumentError(
-            message, rank=rank, argument="wire_dtype", expected=expected, got=wire_dtype
-        )
-
     if not isinstance(wire_dtype, torch.dtype):
-        raise refuse("not a dtype", "a torch.dtype")
+        raise ArgumentError("not a dtype", "wire_dtype", "a torch.dtype", wire_dtype, rank)
     are_real = dtype.is_floating_point and wire_dtype.is_floating_point
     if not (are_real or (dtype.is_complex and wire_dtype.is_complex)):
-        raise refuse(
+        message = (
             "the wire dtype must be a floating-point dtype for floating-point tensors, "
-            "a complex dtype for complex tensors",
-            f"of the kind of {dtype}",
+            "a complex dtype for complex tensors"
         )
+        expected = f"of the kind of {dtype}"
+        raise ArgumentError(message, "wire_dtype", expected, wire_dtype, rank)
     if wire_dtype not in _COMPUTED:
-        raise refuse("cannot be sent", f"one of {', '.join(map(str, _COMPUTED))}")
+        expected = f"one of {', '.join(map(str, _COMPUTED))}"
+        raise ArgumentError("cannot be sent", "wire_dtype", expected, wire_dtype, rank)
     return (work if wire_dtype.itemsize < work.itemsize else wire_dtype), wire_dtype
 
 
@@ -384,13 +379,9 @@ def _check_factor(operator: Operator, dtype: torch.dtype, rank: int | None) -> N
     else:
         fits = isinstance(factor, float | complex)
     if not fits or not (dtype.is_complex or operator.has_real_factor):
-        raise ArgumentError(
-            "the factor of PREMUL_SUM must be a number, or a tensor of one element",
-            rank=rank,
-            argument="op",
-            expected="a complex or real factor" if dtype.is_complex else "a real factor",
-            got=repr(factor),
-        )
+        message = "the factor of PREMUL_SUM must be a number, or a tensor of one element"
+        expected = "a complex or real factor" if dtype.is_complex else "a real factor"
+        raise ArgumentError(message, "op", expected, repr(factor), rank)
 
 
 def resolve(
@@ -434,11 +425,7 @@ def _resolve(
 
     def refuse(allowed: str, argument: str = "op", got: object = name) -> ArgumentError:
         return ArgumentError(
-            f"operator {operator} is not defined for {dtype}",
-            rank=rank,
-            argument=argument,
-            expected=allowed,
-            got=got,
+            f"operator {operator} is not defined for {dtype}", argument, allowed, got, rank
         )
 
     if operator.user is not None:

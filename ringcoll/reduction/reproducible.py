@@ -61,11 +61,7 @@ def check_level(level: Any, rank: int | None = None) -> None:
     """Raise `ArgumentError` if an argument ``reproducible`` is no level."""
     if not (isinstance(level, bool) or level == "any_world_size"):
         raise ArgumentError(
-            "no such level",
-            rank=rank,
-            argument="reproducible",
-            expected="False, True or 'any_world_size'",
-            got=repr(level),
+            "no such level", "reproducible", "False, True or 'any_world_size'", repr(level), rank
         )
 
 
@@ -94,11 +90,6 @@ def reproduced(
     ArgumentError
         There is no such level, or the level is not defined for the operator or the device.
     """
-
-    def refuse(message: str, expected: str, argument: str = "reproducible") -> ArgumentError:
-        got = repr(level) if argument == "reproducible" else device
-        return ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
-
     check_level(level, rank)
     operator, dtype = reduction.operator, reduction.dtype
     is_exact_anyhow = not (dtype.is_floating_point or dtype.is_complex) and operator.user is None
@@ -114,9 +105,11 @@ def reproduced(
         order = OperandOrder.AT_ONCE if is_narrow else OperandOrder.LEFT_TO_RIGHT
         return replace(reduction, manner="reproducible", order=order)
     if operator.user is not None or operator.name == "product":
-        raise refuse(f"{operator} of {dtype} has no exact result to be rounded once", "True")
+        message = f"{operator} of {dtype} has no exact result to be rounded once"
+        raise ArgumentError(message, "reproducible", "True", repr(level), rank)
     if device.type != "cpu":
-        raise refuse("exact sums are computed on the CPU only", "tensors of the CPU", "tensor")
+        message = "exact sums are computed on the CPU only"
+        raise ArgumentError(message, "tensor", "tensors of the CPU", device, rank)
     if world_size == 1:  # nothing is added, but no zero may be -0
         decode = reduction.decode
         return replace(reduction, decode=lambda total: decode(total + 0.0), shares_memory=False)

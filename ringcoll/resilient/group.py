@@ -479,11 +479,7 @@ def start(
     group = as_group(group)
     if isinstance(group, OwnGroup):
         raise ArgumentError(
-            "cannot be made resilient",
-            rank=group.rank(),
-            argument="group",
-            expected="a process group of torch",
-            got=group,
+            "cannot be made resilient", "group", "a process group of torch", group, group.rank()
         )
     rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
     outer = dist.PrefixStore("ringcoll/resilient", group.get_group_store())
@@ -492,19 +488,19 @@ def start(
     lives = Lives(store, rank, world_size)
     lives.tell()
 
-    def of_all(name: str, value: object) -> list[Any]:
+    def of_all(name: str, value: object, parse: Callable[[Any], Any]) -> list[Any]:
         store.set(f"{name}/{rank}", json.dumps(value))
         ranks, has_lost = range(world_size), lambda: bool(lives.ended())
-        meet = partial(told_by, store, name, rank, ranks, timeout_s, has_lost)
+        meet = partial(told_by, store, name, rank, ranks, timeout_s, has_lost, parse)
         values = answered(store, timeout_s, meet)
         return [values[peer] for peer in ranks]
 
-    places = of_all("place", [place(), store_host(store)])
+    places = of_all("place", [place(), store_host(store)], tuple)
     if host is None:
         is_local = all(where == places[0][0] for where, _ in places)
         host = "127.0.0.1" if is_local else own_address(places[0][1])
     membership = Membership(host)
-    view = View(1, 0, tuple(map(Member.of, of_all("member", membership.own))))
+    view = View(1, 0, tuple(of_all("member", membership.own, Member.of)))
     return ResilientGroup(
         membership, view, timeout_s, transport, verify_messages, refit, has_state=True
     )
@@ -545,7 +541,7 @@ def join(
     timeout_s = seconds_of(timeout_s, "timeout_s")
     peer, _, port = address.rpartition(":")
     if not peer or not port.isdecimal():
-        raise ArgumentError("no address", argument="address", expected="HOST:PORT", got=address)
+        raise ArgumentError("no address", "address", "HOST:PORT", address)
     membership = Membership(own_address(peer) if host is None else host)
     view = membership.join(peer, int(port), timeout_s)
     return ResilientGroup(

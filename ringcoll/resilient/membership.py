@@ -24,6 +24,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -31,9 +32,9 @@ from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportErro
 from ringcoll.machine import (
     Answer,
     Inbox,
+    as_json,
     begun,
     deliver,
-    not_of_a_rank,
     place,
     read_json,
     served,
@@ -86,7 +87,8 @@ class _Door:
 
     def view(self) -> View:
         """The view that its member shows."""
-        return View.of(self._ask(lambda store: read_json(store, "view")))
+        view: View = self._ask(lambda store: read_json(store, "view", View.of))
+        return view
 
     def has_left(self) -> bool:
         """Whether its member has left."""
@@ -95,6 +97,12 @@ class _Door:
     def _ask(self, question: Callable[[dist.Store], Answer]) -> Answer:
         store = self.store()
         return within(_REACH_S, lambda: question(store))
+
+
+def _mail(message: Any) -> tuple[Member, Record | None]:
+    """Who sends a message, and its record; ``None`` if it wants to join."""
+    sender, record = message
+    return Member.of(sender), None if record is None else Record.of(record)
 
 
 class Membership:
@@ -274,7 +282,7 @@ class Membership:
                 known = doors[there].view()
                 self._outside |= {*known.members}
                 if known.members[0] == leader != asked:
-                    deliver(json.dumps(["want", self.own]), [leader.mailbox], _REACH_S)
+                    deliver(json.dumps([self.own, None]), [leader.mailbox], _REACH_S)
                     asked = leader
             except ConnectionRefusedError:  # its machine answers, and nobody listens at its door
                 self._gone.add(leader)
@@ -299,7 +307,7 @@ class Membership:
             for member in members
             if member != self.own and member not in self._gone
         }
-        for address in deliver(json.dumps(["record", self.own, self.record]), receivers, limit_s):
+        for address in deliver(json.dumps([self.own, self.record]), receivers, limit_s):
             # On this host, only the end of a process, or `leave`, closes a mailbox.
             if receivers[address].process.place == place():
                 self._gone.add(receivers[address])
@@ -308,18 +316,15 @@ class Membership:
         """Read the mailbox."""
         for text in self._mailbox.read():
             try:
-                match json.loads(text):
-                    case ["want", member]:
-                        self._wants[Member.of(member)] = None
-                    case ["record", member, value]:
-                        sender, record = Member.of(member), Record.of(value)
-                        if self._concerns(sender, record):
-                            self._heard[sender] = record
-                            self._fresh.add(sender)
-                    case message:
-                        raise not_of_a_rank("mail", message)
-            except (ValueError, RecursionError, TransportError) as error:
+                sender, record = as_json("mail", text, _mail)
+            except TransportError as error:
                 _log.warning("a message in the mailbox of a resilient group: %s", error)
+                continue
+            if record is None:
+                self._wants[sender] = None
+            elif self._concerns(sender, record):
+                self._heard[sender] = record
+                self._fresh.add(sender)
 
     def _concerns(self, sender: Member, record: Record) -> bool:
         """Whether a record concerns this member, and is no older than the one that is known."""

@@ -40,7 +40,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.machine import Address, not_of_a_rank
+from ringcoll.machine import Address
 from ringcoll.watch import Process
 
 _NONE = -1  # instead of a ballot
@@ -57,13 +57,9 @@ class Member(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> Member:
-        """A member, from JSON. Raises `TransportError` for what no rank tells."""
-        match value:
-            case [str(name), str(host), int(port), int(mail), written]:
-                process = Process.of(written)
-                if process is not None and 0 < port < 1 << 16 and 0 < mail < 1 << 16:
-                    return cls(name, host, port, mail, process)
-        raise not_of_a_rank("member", value)
+        """A member, from JSON."""
+        name, host, port, mail, process = value
+        return cls(name, host, port, mail, Process.of(process))
 
     @property
     def address(self) -> str:
@@ -85,11 +81,9 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> View:
-        """A view, from JSON. Raises `TransportError` for what no rank tells."""
-        match value:
-            case [int(epoch), int(done), [_, *_] as members]:
-                return cls(epoch, done, tuple(map(Member.of, members)))
-        raise not_of_a_rank("view", value)
+        """A view, from JSON."""
+        epoch, done, members = value
+        return cls(epoch, done, tuple(map(Member.of, members)))
 
 
 class Record(NamedTuple):
@@ -120,13 +114,10 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> Record:
-        """A record, from JSON. Raises `TransportError` for what no rank tells."""
-        match value:
-            case [view, int(done), int(ballot), int(proposed), written, bool(has_left)]:
-                proposal = None if written is None else View.of(written)
-                if (proposal is None) == (proposed == _NONE):
-                    return cls(View.of(view), done, ballot, proposed, proposal, has_left)
-        raise not_of_a_rank("record", value)
+        """A record, from JSON."""
+        view, done, ballot, proposed, proposal, has_left = value
+        proposal = proposal and View.of(proposal)
+        return cls(View.of(view), done, ballot, proposed, proposal, has_left)
 
     @property
     def age(self) -> tuple[int, int, int, bool]:
@@ -174,7 +165,8 @@ def step(
         for member in members
         if member in heard and heard[member].view.epoch == epoch
     }
-    living = [member for member in members if member == me or not _is_out(member, heard, gone)]
+    out = {*gone, *(member for member, record in heard.items() if record.has_left)}
+    living = [member for member in members if member == me or member not in out]
     ballot = max(own.ballot, 0, *(record.ballot for record in peers.values()))
     leaders = living
     if ballot == own.ballot and patience and leader_of(ballot, members) != me:
@@ -240,10 +232,6 @@ def listeners(
 def leader_of(ballot: int, members: tuple[Member, ...]) -> Member:
     """The member that leads in a ballot."""
     return members[ballot % len(members)]
-
-
-def _is_out(member: Member, heard: Heard, gone: Collection[Member]) -> bool:
-    return member in gone or (member in heard and heard[member].has_left)
 
 
 def _is_quorum(voters: Collection[Member], living: list[Member]) -> bool:

@@ -183,7 +183,7 @@ class Fit:
             if (before.graph, before.hosts, before.version) != here:
                 raise ArgumentError(
                     "the fit before is for another network, or of another version of ringcoll",
-                    argument="before",
+                    "before",
                 )
             others = zip(before.rules, before.reasons, strict=True)
             rows = [row for row in others if row[0].collective != self.collective] + rows
@@ -263,13 +263,11 @@ def fit(
     """
     rules = contract(collective)
     if topology.world_size < 2:
-        raise ArgumentError(
-            "one rank sends nothing", argument="topology", expected="2 ranks", got=1
-        )
+        raise ArgumentError("one rank sends nothing", "topology", "2 ranks", 1)
     usual = _SIZES_OF_MANY if topology.world_size > _MANY else SIZES
     asked = sorted(set(sizes or usual))
     if asked[0] < 1:
-        raise ArgumentError("no size", argument="sizes", expected="bytes, at least 1", got=asked[0])
+        raise ArgumentError("no size", "sizes", "bytes, at least 1", asked[0])
     if topology.world_size > _MOST_RANKS:
         raise TooLargeError(
             f"a fit to {topology.world_size} ranks is too large: it looks at all pairs of ranks; "

@@ -98,15 +98,11 @@ class _Search:
     def __init__(self, collective: str, topology: Topology, root: int) -> None:
         phases = phases_of(collective)
         if not phases:
-            raise ArgumentError(
-                "the collective is not searched for", argument="collective",
-                expected=", ".join(SEARCHED), got=repr(collective),
-            )  # fmt: skip
+            message = "the collective is not searched for"
+            raise ArgumentError(message, "collective", ", ".join(SEARCHED), repr(collective))
         if not 0 <= root < topology.world_size or (root and not contract(collective).rooted):
-            raise ArgumentError(
-                "the root is no rank, or the collective has no root", argument="root",
-                expected=f"0 to {topology.world_size - 1}", got=root,
-            )  # fmt: skip
+            message = "the root is no rank, or the collective has no root"
+            raise ArgumentError(message, "root", f"0 to {topology.world_size - 1}", root)
         self.collective, self.topology, self.root = collective, topology, root
         self.base = phases[0][0]
         self.backwards = [backwards for _, backwards in phases]
@@ -242,11 +238,9 @@ def _trees(search: _Search, chunks: int) -> SearchedPoint:
     """A tree for each chunk; the rounds are those of the fullest link, as in many segments."""
     demand = search.demand(chunks)
     if not demand.for_all:
-        raise ArgumentError(
-            "trees are for collectives in which every rank wants every chunk",
-            argument="collective", expected="all_gather, broadcast, or what is made of them",
-            got=repr(search.collective),
-        )  # fmt: skip
+        message = "trees are for collectives in which every rank wants every chunk"
+        expected = "all_gather, broadcast, or what is made of them"
+        raise ArgumentError(message, "collective", expected, repr(search.collective))
     if len(search.graphs) > 1 and (graph := search.graphs[1].both_ways):
         # One vector: each chunk goes up its tree and down again, at the same time as others.
         vector = demand_of("broadcast", search.topology.world_size, chunks)
@@ -335,12 +329,10 @@ def synthesize(
     (SearchedShape(steps=2, rounds=2, chunks=1), '3/2')
     """
     if method not in METHODS:
-        raise ArgumentError(
-            "no such search", argument="method", expected=", ".join(METHODS), got=repr(method)
-        )
+        raise ArgumentError("no such search", "method", ", ".join(METHODS), repr(method))
     for name, value, least in (("most_chunks", most_chunks, 1), ("more_steps", more_steps, 0)):
         if value < least:
-            raise ArgumentError("too low", argument=name, expected=f"at least {least}", got=value)
+            raise ArgumentError("too low", name, f"at least {least}", value)
     if phases_of(collective):
         _check_work(method, topology.world_size, topology.world_size, min(most_chunks, 2))
     search = _Search(collective, topology, root)

@@ -167,11 +167,10 @@ def hops_of(topology: Topology) -> HopGraph:
     ]
     slowest = min(fastest, default=Fraction(1))
     if max(fastest, default=slowest) > _MOST_TIMES * slowest:
-        raise ArgumentError(
-            "the fastest way between two ranks is too many times as fast as the slowest one",
-            argument="topology", expected=f"at most {_MOST_TIMES} times",
-            got=f"{float(max(fastest)):g} and {float(slowest):g} bytes per second",
-        )  # fmt: skip
+        message = "the fastest way between two ranks is too many times as fast as the slowest one"
+        expected = f"at most {_MOST_TIMES} times"
+        got = f"{float(max(fastest)):g} and {float(slowest):g} bytes per second"
+        raise ArgumentError(message, "topology", expected, got)
     users: dict[int, list[int]] = {}
     for hop, route in enumerate(routes.values()):
         for index in route:
@@ -194,12 +193,8 @@ def _routes(topology: Topology) -> Iterator[tuple[tuple[int, int], tuple[int, ..
     elif world_size <= _MOST_RANKS:
         pairs = permutations(range(world_size), 2)
     else:
-        raise ArgumentError(
-            "there are too many ranks below switches",
-            argument="topology",
-            expected=f"at most {_MOST_RANKS} ranks",
-            got=world_size,
-        )
+        message = "there are too many ranks below switches"
+        raise ArgumentError(message, "topology", f"at most {_MOST_RANKS} ranks", world_size)
     for source, target in pairs:
         assert isinstance(source, int)
         assert isinstance(target, int)
@@ -376,10 +371,8 @@ def demand_of(collective: str, world_size: int, chunks: int = 1, root: int = 0) 
     """
     rules = CONTRACTS.get(collective)
     if rules is None or rules.reduces:
-        raise ArgumentError(
-            "the collective is not searched for", argument="collective",
-            expected=", ".join(SEARCHED), got=repr(collective),
-        )  # fmt: skip
+        message = "the collective is not searched for"
+        raise ArgumentError(message, "collective", ", ".join(SEARCHED), repr(collective))
     outputs = [{*rules.outputs(rank, world_size, root)} for rank in range(world_size)]
     blocks = [block for block in range(rules.num_blocks(world_size)) for _ in range(chunks)]
     owners = tuple(rules.owner(block, world_size, root) for block in blocks)

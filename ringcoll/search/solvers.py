@@ -240,11 +240,9 @@ def greedy_moves(graph: HopGraph, demand: Demand, *, seed: int = 0) -> Moves:
         Some rank does not want a chunk.
     """
     if not demand.for_all:
-        raise ArgumentError(
-            "the greedy search is for collectives in which every rank wants every chunk",
-            argument="collective", expected="all_gather, broadcast, or what is made of them",
-            got=repr(demand.collective),
-        )  # fmt: skip
+        message = "the greedy search is for collectives in which every rank wants every chunk"
+        expected = "all_gather, broadcast, or what is made of them"
+        raise ArgumentError(message, "collective", expected, repr(demand.collective))
     random = Random(seed)  # noqa: S311  # choices, not secrets
     held = [0] * demand.world_size  # the chunks of a rank, as bits
     for chunk, owner in enumerate(demand.owners):

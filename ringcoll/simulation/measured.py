@@ -142,7 +142,7 @@ class Measurements:
             hosts = tuple(map(int, value["hosts"]))
             rank_costs = tuple(map(float, value["rank_costs"]))
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise ArgumentError(f"no measurements: {error!r}", argument="text") from error
+            raise ArgumentError(f"no measurements: {error!r}", "text") from error
         ranks, sets = range(len(hosts)), (latency_s, bandwidth, *together)
         if not (
             {*hosts} == {*range(len({*hosts}))} != set()
@@ -152,7 +152,7 @@ class Measurements:
             and all(latency_s.keys() >= rates.keys() for rates in sets)
             and all(0 <= d < inf and 0 < c < inf for rates in sets for c, d in rates.values())
         ):
-            raise ArgumentError("no measurements of all pairs of these hosts", argument="text")
+            raise ArgumentError("no measurements of all pairs of these hosts", "text")
         return Measurements(hosts, latency_s, bandwidth, tuple(together), rank_costs)
 
 

@@ -137,7 +137,7 @@ class SimulatedRun(Shown):
             The run was simulated without ``trace=True``.
         """
         if self.spans is None:
-            raise ArgumentError("the run has no trace", argument="trace", expected=True, got=False)
+            raise ArgumentError("the run has no trace", "trace", True, False)
         return _document(self, self.spans)
 
     def as_json(self) -> dict[str, Any]:

@@ -307,12 +307,9 @@ def dragonfly(
     checked("global_links", global_links, whole=True)
     groups = -(-world_size // (ranks_per_router * routers_per_group))
     if groups > routers_per_group * global_links + 1:
-        raise ArgumentError(
-            "a dragonfly has at most one group more than cables leave a group",
-            argument="global_links",
-            expected=f"at least {-(-(groups - 1) // routers_per_group)} for {groups} groups",
-            got=global_links,
-        )
+        message = "a dragonfly has at most one group more than cables leave a group"
+        expected = f"at least {-(-(groups - 1) // routers_per_group)} for {groups} groups"
+        raise ArgumentError(message, "global_links", expected, global_links)
     global_bandwidth = bandwidth if global_bandwidth is None else global_bandwidth
     global_latency_s = latency_s if global_latency_s is None else global_latency_s
 

@@ -114,14 +114,11 @@ def simulate(
     late, slowness = late or {}, slowness or {}
     if engine not in (*ENGINES, "auto"):
         known = ", ".join((*ENGINES, "auto"))
-        raise ArgumentError("no such engine", argument="engine", expected=known, got=repr(engine))
+        raise ArgumentError("no such engine", "engine", known, repr(engine))
     if topology.world_size != schedule.world_size:
-        raise ArgumentError(
-            "the schedule is for another number of ranks",
-            argument="topology",
-            expected=f"{schedule.world_size} ranks",
-            got=topology.world_size,
-        )
+        message = "the schedule is for another number of ranks"
+        expected = f"{schedule.world_size} ranks"
+        raise ArgumentError(message, "topology", expected, topology.world_size)
     checked("nbytes", nbytes, whole=True, most=_MOST_NBYTES)
     checked("segments", segments, positive=True, whole=True, most=_MOST_SEGMENTS)
     for name, values in (("late", late), ("slowness", slowness)):
@@ -130,18 +127,14 @@ def simulate(
             checked(f"a rank of {name}", rank, whole=True, most=schedule.world_size - 1)
     _check_memory(schedule, nbytes, topology)
     if trace and (messages := sum(tally_of(schedule).sends) * segments) > _MOST_TRACED:
-        raise ArgumentError(
-            "there are too many messages for a trace",
-            argument="trace",
-            expected=f"at most {_MOST_TRACED} messages",
-            got=messages,
-        )
+        message = "there are too many messages for a trace"
+        raise ArgumentError(message, "trace", f"at most {_MOST_TRACED} messages", messages)
     settings = RunSettings(schedule, nbytes, topology, segments, late, slowness)
     with without_collection():
         name, outcome = _outcome(engine, settings, (late, slowness), trace=trace)
     seconds = max(outcome.ends)
     if isinstance(seconds, float) and not isfinite(seconds):
-        raise ArgumentError("the run takes longer than a float can say", argument="topology")
+        raise ArgumentError("the run takes longer than a float can say", "topology")
     findings = outcome._asdict()
     link_chunks = findings.pop("link_chunks")
     return SimulatedRun(
@@ -184,12 +177,8 @@ def _outcome(
                 waves.append(in_segments(steps, segments))
             return "symmetry", EventEngine(settings, waves, folding).run()
     if engine not in ("auto", "events"):
-        raise ArgumentError(
-            "the engine cannot run this schedule on this topology",
-            argument="engine",
-            expected="events, or auto",
-            got=engine,
-        )
+        message = "the engine cannot run this schedule on this topology"
+        raise ArgumentError(message, "engine", "events, or auto", engine)
     _check_messages(settings, estimated_messages(schedule, _MOST_MESSAGES))
     every = [waves_of(schedule, rank, segments) for rank in range(world_size)]
     return "events", EventEngine(settings, every, Folding.none(topology), trace=trace).run()
@@ -224,9 +213,6 @@ def _check_memory(schedule: Schedule, nbytes: int, topology: Topology) -> None:
     """The data and the scratch slots have to fit, in place, in the memory of a rank."""
     needed = nbytes + schedule.num_slots * Fraction(nbytes, chunks_of_data(schedule))
     if topology.memory_nbytes is not None and needed > topology.memory_nbytes:
-        raise ArgumentError(
-            "the data and the scratch memory do not fit in the memory of a rank",
-            argument="nbytes",
-            expected=f"at most {topology.memory_nbytes} bytes together",
-            got=-(-needed.numerator // needed.denominator),
-        )
+        message = "the data and the scratch memory do not fit in the memory of a rank"
+        expected = f"at most {topology.memory_nbytes} bytes together"
+        raise ArgumentError(message, "nbytes", expected, -(-needed.numerator // needed.denominator))

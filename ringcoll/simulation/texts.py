@@ -74,10 +74,8 @@ def _dgx_h100(world_size: int, shape: tuple[int, ...]) -> Topology:
 
 def _pcie_host(gigabytes_per_s: float, world_size: int, shape: tuple[int, ...]) -> Topology:
     if world_size > 8:
-        raise ArgumentError(
-            "a host has slots for 8 cards of 16 lanes at most",
-            argument="world_size", expected="at most 8", got=world_size,
-        )  # fmt: skip
+        message = "a host has slots for 8 cards of 16 lanes at most"
+        raise ArgumentError(message, "world_size", "at most 8", world_size)
     return crossbar(world_size, bandwidth=gigabytes_per_s * 1e9, latency_s=5.7e-6)
 
 
@@ -212,10 +210,8 @@ def topology_named(
     kind, shape, numbers = _parsed(text)
     own = bandwidth, latency_s, across_bandwidth, across_latency_s
     if kind in MACHINES and own != (None,) * 4:
-        raise ArgumentError(
-            "a preset has bandwidths and latencies of its own", argument="topology", got=text,
-            expected=f"a topology of {', '.join(FORMS)}",
-        )  # fmt: skip
+        message = "a preset has bandwidths and latencies of its own"
+        raise ArgumentError(message, "topology", f"a topology of {', '.join(FORMS)}", text)
     bandwidth = 1e10 if bandwidth is None else bandwidth
     latency_s = 1e-6 if latency_s is None else latency_s
     link: dict[str, Any] = {"bandwidth": bandwidth, "latency_s": latency_s}
@@ -254,10 +250,7 @@ def topology_named(
         )
     if topology.world_size != world_size:
         raise ArgumentError(
-            f"{text} has {topology.world_size} ranks",
-            argument="topology",
-            expected=world_size,
-            got=topology.world_size,
+            f"{text} has {topology.world_size} ranks", "topology", world_size, topology.world_size
         )
     return topology
 
@@ -284,7 +277,7 @@ def _parsed(text: str) -> tuple[str, tuple[int, ...], list[int]]:
         if all(len(size) == 1 for size in sizes):
             return name, (), [size[0] for size in sizes]
     known = ", ".join((*FORMS, *PRESETS))
-    raise ArgumentError("not a topology", argument="topology", expected=known, got=repr(text))
+    raise ArgumentError("not a topology", "topology", known, repr(text))
 
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
@@ -332,7 +325,7 @@ def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> T
                 raise _wrong(number, f"the link {link.name} is there twice", content)
             links[link.source, link.target] = link
     if not links:
-        raise ArgumentError("the graph has no link", argument="text")
+        raise ArgumentError("the graph has no link", "text")
     ranks = [node for ends in links for node in ends if isinstance(node, int)]
     named: dict[str, Any] = {"name": name, "source": source, **costs}
     return Topology(world_size=max(ranks, default=0) + 1, links=tuple(links.values()), **named)
@@ -356,10 +349,9 @@ def topology_text(topology: Topology, comments: Mapping[Link, str] | None = None
     is_named = all(isinstance(node, int) or _SWITCH.fullmatch(node) for node in nodes)
     is_plain = {link.lanes for link in topology.links} == {1}
     if not is_named or not is_plain or topology.router is not None:
-        raise ArgumentError(
-            "a text cannot say it", argument="topology", got=topology.name,
-            expected="links of one lane, the shortest routes, names of letters and digits",
-        )  # fmt: skip
+        message = "a text cannot say it"
+        expected = "links of one lane, the shortest routes, names of letters and digits"
+        raise ArgumentError(message, "topology", expected, topology.name)
     text, links, comments = "", list(topology.links), comments or {}
     while links:
         link = links.pop(0)
@@ -403,7 +395,7 @@ def _node(word: str, number: int) -> Node:
 def _wrong(number: int, message: str, got: str) -> ArgumentError:
     return ArgumentError(
         f"line {number}: {message}",
-        argument="text",
-        expected="'0 -- 1 50 0.5': two nodes, GB/s above 0, microseconds",
-        got=repr(got),
+        "text",
+        "'0 -- 1 50 0.5': two nodes, GB/s above 0, microseconds",
+        repr(got),
     )

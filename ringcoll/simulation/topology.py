@@ -33,9 +33,7 @@ def checked(
         return
     kind = "a whole number" if whole else "a finite number"
     above = ("above 0" if positive else "at least 0") + (f", at most {most}" if most else "")
-    raise ArgumentError(
-        "the number is out of range", argument=name, expected=f"{kind}, {above}", got=repr(value)
-    )
+    raise ArgumentError("the number is out of range", name, f"{kind}, {above}", repr(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +165,8 @@ class Topology:
         for link in self.links:
             for node in (link.source, link.target):
                 if isinstance(node, int) and not 0 <= node < self.world_size:
-                    raise ArgumentError(
-                        f"link {link.name} ends at a rank that is not there",
-                        argument="links",
-                        expected=f"0 to {self.world_size - 1}",
-                        got=node,
-                    )
+                    message = f"link {link.name} ends at a rank that is not there"
+                    raise ArgumentError(message, "links", f"0 to {self.world_size - 1}", node)
         self._check_connected()
 
     def _check_connected(self) -> None:
@@ -192,7 +186,7 @@ class Topology:
                 first, second = (0, min(lost)) if leaving else (min(lost), 0)
                 raise ArgumentError(
                     f"the topology is not connected: no route from rank {first} to rank {second}",
-                    argument="links",
+                    "links",
                 )
 
     def cables(self) -> list[tuple[Link, bool]]:
@@ -246,13 +240,12 @@ class Topology:
         failed = {(first, second), (second, first)}
         kept = tuple(link for link in self.links if (link.source, link.target) not in failed)
         if len(kept) == len(self.links):
-            raise ArgumentError(
-                "there is no such link",
-                argument="failed",
-                expected=f"two ends of a link of {self.name}, such as {self.links[0].name}"
+            message = "there is no such link"
+            expected = (
+                f"two ends of a link of {self.name}, such as {self.links[0].name}"
                 if self.links
-                else "no failed link: the topology has none",
-                got=f"{first} and {second}",
+                else "no failed link: the topology has none"
             )
+            raise ArgumentError(message, "failed", expected, f"{first} and {second}")
         name = f"{self.name} without {first} - {second}"
         return replace(self, links=kept, router=None, name=name)

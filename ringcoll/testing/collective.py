@@ -144,17 +144,11 @@ def given_collective(
         pytest or hypothesis is not installed.
     """
     if collective not in _ANSWERS:
-        raise ArgumentError(
-            "this collective has no definition here",
-            argument="collective",
-            expected=", ".join(_ANSWERS),
-            got=repr(collective),
-        )
+        message = "this collective has no definition here"
+        raise ArgumentError(message, "collective", ", ".join(_ANSWERS), repr(collective))
     dtypes, ops = tuple(dtypes), tuple(ops)
     if unknown := [op for op in ops if op not in OPERATORS]:
-        raise ArgumentError(
-            "no such operator", argument="ops", expected=", ".join(OPERATORS), got=unknown
-        )
+        raise ArgumentError("no such operator", "ops", ", ".join(OPERATORS), unknown)
     try:
         import pytest
         from hypothesis import given, settings

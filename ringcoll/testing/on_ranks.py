@@ -161,10 +161,7 @@ def ranks(
     number = None if isinstance(world_size, bool) else whole(world_size)
     if not isinstance(number, int) or number < 1:  # also of ``@ranks``, a test
         raise ArgumentError(
-            "a test needs ranks",
-            argument="world_size",
-            expected="a positive whole number",
-            got=repr(world_size),
+            "a test needs ranks", "world_size", "a positive whole number", repr(world_size)
         )
     return OnRanks(Group(backend, number, seconds_of(timeout_s, "timeout_s")), threads)
 

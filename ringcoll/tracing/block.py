@@ -146,7 +146,7 @@ def trace(
     traced = [communicator(each, device) for each in groups]
     for place, member in enumerate(traced):
         if member.tracer is not None or member in traced[:place]:
-            raise ArgumentError("is being traced already", rank=meeting.rank, argument="group")
+            raise ArgumentError("is being traced already", "group", rank=meeting.rank)
     transport = traced[0].transport
     records = Records(meeting.rank, meeting.world_size, transport.name)
     records.groups = _ranks_of(groups)
@@ -196,9 +196,7 @@ def _ranks_of(groups: Sequence[Any]) -> list[list[int]]:
     first, *others = map(_global_ranks, groups)
     for ranks in others:
         if not {*ranks} <= {*first}:
-            raise ArgumentError(
-                "a rank is not in the first group", argument="also", expected=first, got=ranks
-            )
+            raise ArgumentError("a rank is not in the first group", "also", first, ranks)
     return [[first.index(rank) for rank in ranks] for ranks in (first, *others)]
 
 

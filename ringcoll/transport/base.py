@@ -42,7 +42,7 @@ from torch.nn.parameter import is_lazy
 
 from ringcoll._version import __version__
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine import appears, as_fields, as_json, hosts_of, place, read_all
+from ringcoll.machine import appears, as_json, hosts_of, place, read_all
 from ringcoll.transport import catalogue
 from ringcoll.transport.shared.memory import may_write
 
@@ -339,7 +339,7 @@ def told_by(
     peers: Sequence[int],
     timeout_s: float,
     given_up: Callable[[], bool],
-    kinds: Mapping[str, type] | None = None,
+    parse: Callable[[Any], Any],
     *,
     since_s: float | None = None,
 ) -> dict[int, Any]:
@@ -352,16 +352,13 @@ def told_by(
     CollectiveTimeoutError, PeerLostError
         As `meet`.
     TransportError
-        A text is not JSON; or it has other fields than ``kinds``, which gives the type of each.
+        A text is not JSON that ``parse`` reads.
     """
     keys = {peer: f"{name}/{peer}" for peer in peers}
     deadline = (time.monotonic() if since_s is None else since_s) + timeout_s
     await_peers(store, rank, keys, deadline, timeout_s, given_up)
     texts = zip(keys.items(), read_all(store, [*keys.values()]), strict=True)
-    return {
-        peer: as_json(key, text) if kinds is None else as_fields(key, text, kinds)
-        for (peer, key), text in texts
-    }
+    return {peer: as_json(key, text, parse) for (peer, key), text in texts}
 
 
 def meet(
@@ -488,35 +485,30 @@ def with_memory(
         The argument is no tensor, is not dense, or has no memory; or it is going to be written, and
         its memory can only be read.
     """
-
-    def refuse(message: str, expected: object, got: object) -> ArgumentError:
-        return ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
-
     if not isinstance(tensor, Tensor):
-        raise refuse("not a tensor", "a torch.Tensor", type(tensor))
+        raise ArgumentError("not a tensor", argument, "a torch.Tensor", type(tensor), rank)
     if is_lazy(tensor):
-        raise refuse("is not initialized yet", "memory", type(tensor))
+        raise ArgumentError("is not initialized yet", argument, "memory", type(tensor), rank)
     if is_functorch_wrapped_tensor(tensor):
-        raise refuse("is of a transformation such as vmap", "memory", "no memory")
+        message = "is of a transformation such as vmap"
+        raise ArgumentError(message, argument, "memory", "no memory", rank)
     if _dispatches(tensor):
-        tensor = _behind(tensor, refuse)
+        tensor = _behind(tensor, argument, rank)
     if not is_dense(tensor):
         kind: object = tensor.dtype if tensor.is_quantized else tensor.layout
-        raise refuse(
-            "must be dense", "a strided tensor", "a nested tensor" if tensor.is_nested else kind
-        )
+        kind = "a nested tensor" if tensor.is_nested else kind
+        raise ArgumentError("must be dense", argument, "a strided tensor", kind, rank)
     if tensor.is_meta:
-        raise refuse("has no data", "memory", tensor.device)
+        raise ArgumentError("has no data", argument, "memory", tensor.device, rank)
     if not has_memory(tensor):
         size = tensor.untyped_storage().nbytes()
-        raise refuse(
-            "has no memory: its storage was freed, or has become too short, or never had any",
-            f"{extent(tensor)} bytes",
-            f"{type(tensor).__name__} with a storage of {size} bytes",
-        )
+        message = "has no memory: its storage was freed, or has become too short, or never had any"
+        got = f"{type(tensor).__name__} with a storage of {size} bytes"
+        raise ArgumentError(message, argument, f"{extent(tensor)} bytes", got, rank)
     if is_written and not can_write(tensor):
         expected = "memory that can be written: clone() it"
-        raise refuse("would be written", expected, "memory that can only be read, as a file's")
+        got = "memory that can only be read, as a file's"
+        raise ArgumentError("would be written", argument, expected, got, rank)
     return tensor
 
 
@@ -545,7 +537,7 @@ _making = threading.Lock()
 _operator: list[Any] = []
 
 
-def _behind(tensor: Tensor, refuse: Any) -> Tensor:
+def _behind(tensor: Tensor, argument: str, rank: int | None) -> Tensor:
     """The tensor that arrives at an operator in the place of a tensor that dispatches."""
     with _making:
         if not _operator:
@@ -560,9 +552,11 @@ def _behind(tensor: Tensor, refuse: Any) -> Tensor:
         with torch.no_grad():
             _operator[0](tensor)
     except Exception as error:
-        raise refuse(f"a tensor of this class cannot be sent ({error})", expected, kind) from error
+        message = f"a tensor of this class cannot be sent ({error})"
+        raise ArgumentError(message, argument, expected, kind, rank) from error
     finally:
         arrived, _arrived.tensors = _arrived.tensors, []
     if len(arrived) != 1 or _dispatches(arrived[0]):
-        raise refuse(f"its class stands for {len(arrived)} tensors", expected, kind)
+        message = f"its class stands for {len(arrived)} tensors"
+        raise ArgumentError(message, argument, expected, kind, rank)
     return arrived[0]

@@ -159,9 +159,7 @@ def add(new: Entry) -> None:
         There is a transport of that name.
     """
     if new.name in (*_ENTRIES, "auto", "local"):
-        raise ArgumentError(
-            "there is such a transport", argument="name", expected="a new name", got=new.name
-        )
+        raise ArgumentError("there is such a transport", "name", "a new name", new.name)
     _ENTRIES[new.name] = new
 
 
@@ -184,9 +182,7 @@ def entry(name: str) -> Entry:
         There is no such transport.
     """
     if name not in _ENTRIES:
-        raise ArgumentError(
-            "no such transport", argument="transport", expected=_listed(_ENTRIES), got=name
-        )
+        raise ArgumentError("no such transport", "transport", _listed(_ENTRIES), name)
     return _ENTRIES[name]
 
 
@@ -237,9 +233,7 @@ def named(kind: str, asked: str | None, rank: int | None = None) -> str:
     known = ("auto", *names(kind))
     for what, name in ((_argument(kind), asked), (TRANSPORT_VARIABLES[kind], forced)):
         if name is not None and name not in known:
-            raise ArgumentError(
-                "no such transport", rank=rank, argument=what, expected=_listed(known), got=name
-            )
+            raise ArgumentError("no such transport", what, _listed(known), name, rank)
     return forced or asked
 
 
@@ -300,11 +294,7 @@ def resolved(
         entry(name).check_device(device)
     except ArgumentError as error:  # no extra helps
         forced = forced_transport(kind)
-        raise ArgumentError(
-            str(error),
-            rank=rank,
-            argument=TRANSPORT_VARIABLES[kind] if forced else _argument(kind),
-            expected=_listed(other for other in ("auto", *names(kind)) if other != name),
-            got=name,
-        ) from None
+        expected = _listed(other for other in ("auto", *names(kind)) if other != name)
+        argument = TRANSPORT_VARIABLES[kind] if forced else _argument(kind)
+        raise ArgumentError(str(error), argument, expected, name, rank) from None
     return name

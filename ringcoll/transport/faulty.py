@@ -98,19 +98,13 @@ class Faults:
     def __post_init__(self) -> None:
         odds = self.odds
         if min(odds) < 0 or not sum(odds) < 1 + 1e-9:
-            raise ArgumentError(
-                "not probabilities of faults of which a message has one at most",
-                argument=", ".join(_KINDS),
-                expected="numbers from 0 on, with a sum of 1 at most",
-                got=odds,
-            )
+            message = "not probabilities of faults of which a message has one at most"
+            expected = "numbers from 0 on, with a sum of 1 at most"
+            raise ArgumentError(message, ", ".join(_KINDS), expected, odds)
         if not (0 <= self.longest_s < math.inf and self.most >= 0):
-            raise ArgumentError(
-                "not the longest delay and the largest number of faults",
-                argument="longest_s, most",
-                expected="finite seconds, and a number, from 0 on",
-                got=(self.longest_s, self.most),
-            )
+            message = "not the longest delay and the largest number of faults"
+            expected = "finite seconds, and a number, from 0 on"
+            raise ArgumentError(message, "longest_s, most", expected, (self.longest_s, self.most))
 
     @property
     def odds(self) -> tuple[float, ...]:
@@ -134,12 +128,8 @@ class Faults:
                 return cls(seed=seed, **{name: float(value) for name, value in values.items()})
         except ValueError:
             pass
-        raise ArgumentError(
-            "not faults",
-            argument="faults",
-            expected=f"NAME=NUMBER,..., with the names {', '.join(sorted(known))}",
-            got=text,
-        )
+        expected = f"NAME=NUMBER,..., with the names {', '.join(sorted(known))}"
+        raise ArgumentError("not faults", "faults", expected, text)
 
 
 class _Sending:
@@ -349,13 +339,9 @@ def as_asked(
     verifies = verify_messages if forced is None else forced
     faults = Faults.parse(text) if text else faults
     if (verifies or faults is not None) and not transport.waits_on_host:
-        raise ArgumentError(
-            f"over {transport.name} the host does not see the messages",
-            rank=transport.rank,
-            argument="verify_messages" if verifies else "faults",
-            expected="another transport",
-            got=transport.name,
-        )
+        message = f"over {transport.name} the host does not see the messages"
+        argument, name = "verify_messages" if verifies else "faults", transport.name
+        raise ArgumentError(message, argument, "another transport", name, transport.rank)
     if faults is not None:
         transport = FaultyTransport(transport, faults)
     return VerifiedTransport(transport) if verifies else transport

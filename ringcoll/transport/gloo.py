@@ -55,7 +55,6 @@ from ringcoll.machine import (
     hosts_of,
     is_address,
     is_loopback,
-    not_of_a_rank,
     own_address,
     place,
     private,
@@ -123,17 +122,18 @@ def _devices(rank: int, hosts: Sequence[int], ways: Sequence[str]) -> list[Any]:
     return [dist.ProcessGroupGloo.create_default_device()]  # of the host's name
 
 
+def _listened(told: Any) -> str | list[_Address]:
+    """The addresses on which a rank listens, as it tells them, or why it cannot listen."""
+    return told if isinstance(told, str) else [(host, port) for host, port in told]
+
+
 def _addresses(rank: int, hosts: Sequence[int], told: Mapping[int, Any]) -> set[_Address]:
     """The addresses on which the ranks listen, as they have told them, if all can be reached."""
-    addresses = set()
+    addresses = set[_Address]()
     for peer, items in told.items():
         fault = f"cannot listen for gloo {items}" if isinstance(items, str) else ""
-        for item in items if isinstance(items, list) else [] if fault else [items]:
-            match item:
-                case [str(host), int(port)]:
-                    addresses.add((host, port))
-                case _:
-                    raise not_of_a_rank(f"address/{peer}", items)
+        for host, port in () if fault else items:
+            addresses.add((host, port))
             # Of an interface without another address gloo takes a link-local one.
             if len(set(hosts)) > 1 and (is_loopback(host) or host.startswith("fe80:")):
                 fault = f"listens on {host}, which other hosts cannot reach"
@@ -170,15 +170,15 @@ class GlooMesh(NamedTuple):
         since_s = time.monotonic()
         deadline = since_s + timeout_s
 
-        def tell(name: str, about: object, kinds: Mapping[str, type] | None = None) -> Any:
+        def tell(name: str, about: object, parse: Callable[[Any], Any]) -> Any:
             store.set(f"{name}/{rank}", json.dumps(about))
             # To read what is not there yet would block the store for the monitor, too.
             who = rank, range(world_size), timeout_s, given_up
-            return told_by(store, name, *who, kinds, since_s=since_s)
+            return told_by(store, name, *who, parse, since_s=since_s)
 
         about = {"place": place(), "way": _way(store)}
-        told = tell("way", about, {"place": str, "way": str}).values()
-        hosts, ways = hosts_of([each["place"] for each in told]), [each["way"] for each in told]
+        told = tell("way", about, lambda each: (each["place"], each["way"])).values()
+        hosts, ways = hosts_of([where for where, _ in told]), [way for _, way in told]
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
         fault = ""
         with _creation:
@@ -190,7 +190,7 @@ class GlooMesh(NamedTuple):
             own = _listening() - before
         # Connecting takes all ranks: no lock is held, or two groups that are made in another order
         # elsewhere would wait for each other.
-        listens = tell("address", fault or sorted(own))
+        listens = tell("address", fault or sorted(own), _listened)
         addresses = _addresses(rank, hosts, listens)
         options._threads = 2 * len(options._devices)  # torch's default
         options._timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))

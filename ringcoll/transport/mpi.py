@@ -41,7 +41,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError, TransportError
-from ringcoll.machine import at_end, cores, read_fields
+from ringcoll.machine import at_end, cores, read_json
 from ringcoll.transport.around import staged_if_needed
 from ringcoll.transport.base import Handle, Message, Transport, meet
 
@@ -53,7 +53,6 @@ _LARGEST = 1 << 30  # bytes in one message: counts are C's int in MPI before ver
 _GIVING_UP, _LEAVING = 0, 1  # tags on the control communicator
 _GRACE_S = 1.0  # for what a rank has sent before it has left
 
-_ABOUT = {"world": int, "of": int, "number": int}  # what ranks say about themselves
 # Variables in which launchers give the number of ranks that they start.
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -245,7 +244,7 @@ class MpiTransport(Transport):
 
     def _members(self, world: Any) -> Any:
         """A communicator of the group's ranks, in their order; only they take part."""
-        every = [read_fields(self._store, f"mpi/{peer}", _ABOUT) for peer in range(self.world_size)]
+        every = [read_json(self._store, f"mpi/{peer}") for peer in range(self.world_size)]
         ranks = [about["world"] for about in every]
         if len(set(ranks)) < len(ranks) or len({about["of"] for about in every}) > 1:
             raise TransportError(

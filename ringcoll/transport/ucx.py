@@ -92,7 +92,7 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.machine import cores, expandable_segments, not_of_a_rank
+from ringcoll.machine import cores, expandable_segments
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle, told_by
 
 # A host that vanishes is missed after 3 + 5 * 1 seconds of silence; short outages are not.
@@ -110,7 +110,6 @@ _LOOPBACK, _RDMA = Path("/sys/class/net/lo"), Path("/sys/class/infiniband")
 _IS_LEGACY_CUDA_IPC_CAPABLE, _ALLOWED_HANDLE_TYPES, _FABRIC = 10, 14, 8
 _ABORT = 1 << 63  # the tag of the message that says: give up
 _SPINS = 500  # looks before sleeping, with a core for each rank: some 0.15 ms
-_ABOUT = {"pid": int, "address": str}  # what ranks say about themselves
 _CLOSING_S = 0.1  # for the connections of a broken group to be closed, on a busy machine
 _SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
 _NOTHING = bytearray(1)  # the content of an empty message
@@ -225,6 +224,11 @@ def buffer_of(tensor: Tensor) -> Any:
     return _at(tensor.data_ptr(), nbytes, tensor.device.type) if nbytes else array_type()(_NOTHING)
 
 
+def _about(told: Any) -> tuple[int, bytes]:
+    """The process and the address that a rank has told."""
+    return told["pid"], bytes.fromhex(told["address"])
+
+
 def check() -> None:
     """Make sure that UCX is installed."""
     core()
@@ -282,7 +286,7 @@ class UcxTransport(Transport):
         self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._worker: Any = None
         self._endpoints: dict[int, Any] = {}
-        self._abouts: dict[int, Any] = {}  # what peers have told: process, address
+        self._abouts: dict[int, tuple[int, bytes]] = {}  # what peers have told: process, address
         self._lives: dict[int, int] = {}  # pidfds of peers on this host
         self._ended: set[int] = set()  # peers on this host whose process has ended
         self._far: set[int] = set()  # peers on other hosts, whose endpoints know when they end
@@ -331,7 +335,7 @@ class UcxTransport(Transport):
             if peer != self.rank and not (self.is_far and host == own_host)
         ]
         self._abouts = told_by(
-            store, "ucx", self.rank, peers, timeout_s, given_up, _ABOUT, since_s=since_s
+            store, "ucx", self.rank, peers, timeout_s, given_up, _about, since_s=since_s
         )
         self._watch_peers(peers)
         # That happens twice: after the second time nothing that UCX says while it connects is on
@@ -363,7 +367,7 @@ class UcxTransport(Transport):
                 self._far.add(peer)
                 continue
             try:
-                self._lives[peer] = os.pidfd_open(self._abouts[peer]["pid"])
+                self._lives[peer] = os.pidfd_open(self._abouts[peer][0])
             except (OSError, OverflowError):  # gone already: its messages will not come
                 self._ended.add(peer)
             else:
@@ -374,13 +378,9 @@ class UcxTransport(Transport):
         if peer in self._endpoints:
             return
         try:
-            address = bytes.fromhex(self._abouts[peer]["address"])
-        except ValueError as error:
-            raise not_of_a_rank(f"ucx/{peer}", self._abouts[peer]) from error
-        try:
             self._endpoints[peer] = self._ucx.UCXEndpoint.create_from_worker_address(
                 self._worker,
-                self._ucx.UCXAddress.create_from_buffer(address),
+                self._ucx.UCXAddress.create_from_buffer(self._abouts[peer][1]),
                 endpoint_error_handling=peer in self._far,
             )
         except self._ucx.UCXError as error:  # the peer has ended
@@ -434,15 +434,14 @@ class UcxTransport(Transport):
         peer, tensor, _, _ = message
         is_opened = self.hosts[peer] == self.hosts[self.rank] and tensor.device.type == "cuda"
         if is_opened and tensor.nbytes and not is_exportable(tensor.data_ptr()):
-            raise ArgumentError(
+            expected = "memory that cudaMalloc has made"
+            got = f"{tensor.nbytes} bytes at {tensor.data_ptr():#x} on {tensor.device}"
+            fault = (
                 f"rank {peer} cannot open this memory by CUDA IPC; torch's expandable segments, "
                 "for instance, are such memory (PYTORCH_ALLOC_CONF). Let torch allocate it without "
-                'them, or take another transport: cuda_transport="gloo"',
-                rank=self.rank,
-                argument="tensor",
-                expected="memory that cudaMalloc has made",
-                got=f"{tensor.nbytes} bytes at {tensor.data_ptr():#x} on {tensor.device}",
+                'them, or take another transport: cuda_transport="gloo"'
             )
+            raise ArgumentError(fault, "tensor", expected, got, self.rank)
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""

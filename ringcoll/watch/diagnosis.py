@@ -467,11 +467,10 @@ class Diagnosis:
 
     def verdict_of(self, failure: TransportError) -> dict[str, Any]:
         """The failure of this rank, as the others are to read it."""
-        text, own = str(failure), self._notices.names.of(self.rank)
+        text, of = str(failure), self._notices.names.of
+        own = of(self.rank)
         lead, _, cause = text.partition(": ")
-        if lead == f"{own} lost {self._notices.names.of(failure.peer)}" and cause.startswith(
-            "rank "
-        ):
+        if lead == f"{own} lost {of(failure.peer)}" and cause.startswith("rank "):
             text = f"{own} reports that {cause}"
         return {"kind": kind_of(failure), "peer": failure.peer, "text": text}
 

@@ -141,7 +141,7 @@ def dump_on_signal(number: signal.Signals) -> None:
         The variable names no folder.
     """
     if dump_folder() is None:
-        raise ArgumentError("not set", argument=DUMP, expected="a folder", got="")
+        raise ArgumentError("not set", DUMP, "a folder", "")
     signal.signal(number, lambda *_: save())
 
 

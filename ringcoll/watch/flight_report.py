@@ -96,9 +96,7 @@ def read_record(text: str) -> Record:
         groups = value["groups"]
         if all(0 <= group["rank"] < group["world_size"] <= _LARGEST_WORLD for group in groups):
             return dict(value)
-    raise ArgumentError(
-        "not the record of a process", argument="record", expected="version 1", got=text[:80]
-    )
+    raise ArgumentError("not the record of a process", "record", "version 1", text[:80])
 
 
 def related(records: Iterable[Record], pids: Collection[int]) -> tuple[list[Record], set[int]]:

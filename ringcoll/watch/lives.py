@@ -24,11 +24,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringcoll.errors import TransportError
 from ringcoll.machine import (
     as_json,
     asked,
-    is_address,
     lines,
     own_address,
     place,
@@ -64,15 +62,10 @@ class Process(NamedTuple):
         return cls(os.getpid(), start, place(), lines.listening_at(host))
 
     @classmethod
-    def of(cls, fields: Any) -> Process | None:
-        """The process that a rank has told, from JSON; ``None`` if no rank tells such a thing."""
-        match fields:
-            case [int(pid), str(start), str(where), None]:
-                return cls(pid, start, where)
-            case [int(pid), str(start), str(where), [str(host), int(port)]]:
-                if is_address(host) and 0 < port < 1 << 16:
-                    return cls(pid, start, where, (host, port))
-        return None
+    def of(cls, fields: Any) -> Process:
+        """The process that a rank has told, from JSON."""
+        pid, start, where, address = fields
+        return cls(pid, start, where, address and tuple(address))
 
     @property
     def is_here(self) -> bool:
@@ -196,12 +189,11 @@ class Lives:
                 peers, keys = [*compress(peers, known)], [*compress(keys, known)]
             for peer, key, text in zip(peers, keys, read_all(self.store, keys), strict=True):
                 self._unknown.discard(peer)
-                with contextlib.suppress(TransportError):  # no rank tells such a thing
-                    process = Process.of(as_json(key, text))
-                    if process is not None and process.is_here:
-                        self.processes[peer] = process
-                    elif process is not None and process.place != place():
-                        self.elsewhere[peer] = process
+                process = as_json(key, text, Process.of)
+                if process.is_here:
+                    self.processes[peer] = process
+                elif process.place != place():
+                    self.elsewhere[peer] = process
         except dist.DistNetworkError:  # the store is gone, and torch tells each try at length
             self._is_gone = True
         except RuntimeError:

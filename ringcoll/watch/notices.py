@@ -11,7 +11,7 @@ key                value
 ``left/RANK``      number of the last operation of a rank that has closed the group, or -1
 =================  ==========================================================================
 
-What is read is checked: what no rank writes is as if nobody had written it. A store that is gone is
+What cannot be read is as if nobody had written it. A store that is gone is
 asked no more, as torch tells each try at length; one whose host is stopped, not before it answers.
 
 `announce` tells the user of a failure at once. A program may look at an asynchronous operation late
@@ -118,7 +118,7 @@ class Notices:
 
     def verdict(self) -> dict[str, Any] | None:
         """Why the group is broken; ``None`` as long as no rank says so."""
-        return self._read("verdict", _is_verdict)
+        return self._read("verdict")
 
     def tell_verdict(self, verdict: dict[str, Any]) -> None:
         """Say why the group is broken, unless another rank has said it before."""
@@ -134,7 +134,7 @@ class Notices:
 
     def state(self, peer: int) -> dict[str, Any] | None:
         """The notice of a rank about its operations."""
-        return self._read(f"state/{peer}", _is_state)
+        return self._read(f"state/{peer}")
 
     def tell_state(
         self,
@@ -153,19 +153,14 @@ class Notices:
     def last_of(self, peer: int) -> int | None:
         """Number of the last operation of a rank that has closed the group, otherwise ``None``."""
         key, store = LEFT.format(peer), self.store
-        text = self._ask(lambda: read_text(store, key) if store.check([key]) else None)
-        return int(text) if text is not None and re.fullmatch(r"-1|\d{1,18}", text) else None
+        return self._ask(lambda: int(read_text(store, key)) if store.check([key]) else None)
 
     def leave(self, last: int) -> None:
         """Tell that this rank has closed the group, after an operation; -1 if there was none."""
         self._ask(lambda: self.store.set(LEFT.format(self.rank), str(last)))
 
-    def _read(self, key: str, is_known: Callable[[Any], bool]) -> dict[str, Any] | None:
-        def read() -> dict[str, Any] | None:
-            value = read_json(self.store, key) if self.store.check([key]) else None
-            return value if is_known(value) else None
-
-        return self._ask(read)
+    def _read(self, key: str) -> dict[str, Any] | None:
+        return self._ask(lambda: read_json(self.store, key) if self.store.check([key]) else None)
 
     def _ask(self, ask: Callable[[], Answer]) -> Answer | None:
         self.is_silent = False
@@ -176,46 +171,9 @@ class Notices:
                 self.is_gone = True
             except TimeoutError:
                 self.is_silent = True
-            except RuntimeError:  # about to be closed, or not JSON
+            except (RuntimeError, ValueError):  # about to be closed, or not of a rank
                 pass
         return None
-
-
-def _is_verdict(value: Any) -> bool:
-    match value:
-        case {
-            "kind": "mismatch",
-            "number": number,
-            "calls": [[int(rank), str(call), str()], [int(peer), str(other), str()]],
-        }:
-            return rank != peer and call != other and type(number) is int
-        case {"kind": str(kind), "peer": int() | None, "text": str()}:
-            return kind in FAILURES
-    return False
-
-
-def _is_state(value: Any) -> bool:
-    match value:
-        case {
-            "calls": dict(calls),
-            "waits": None | [int(), int()],
-            "barrier": None | [int(), int(), str()],
-        }:
-            return all(_is_number(key) and _is_call(call) for key, call in calls.items())
-    return False
-
-
-def _is_call(value: Any) -> bool:
-    match value:
-        case [str(), None, str()]:
-            return True
-        case [str(), dict(lengths), str()]:
-            return all(_is_number(key) and type(n) is int for key, n in lengths.items())
-    return False
-
-
-def _is_number(key: str) -> bool:
-    return key.isdecimal() and len(key) < 19
 
 
 def announce(text: str, *, is_raised: bool) -> None:

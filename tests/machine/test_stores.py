@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import json
 import os
 import resource
 import threading
@@ -18,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
-from ringcoll.machine import as_fields, begun, life, private, served, stores, within
+from ringcoll.machine import begun, life, private, served, stores, within
 from tests.programs.threads import together
 
 
@@ -224,31 +223,6 @@ def test_what_is_asked_has_a_limit() -> None:
 
 
 KINDS = {"pid": int, "name": str}
-
-
-def test_fields_that_a_rank_has_written() -> None:
-    most = 2**64 - 1
-    for fields in ({"pid": 0, "name": ""}, {"pid": most, "name": "a"}):
-        assert as_fields("here/0", json.dumps(fields), KINDS) == fields
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"pid": "1", "name": "a"},
-        {"pid": 1, "name": 2},
-        {"pid": True, "name": "a"},
-        {"pid": 1.0, "name": "a"},
-        {"pid": -1, "name": "a"},
-        {"pid": 2**64, "name": "a"},
-        {"pid": 1},
-        {"pid": 1, "name": "a", "more": 1},
-        [1, "a"],
-    ],
-)
-def test_fields_that_no_rank_writes(fields: object) -> None:
-    with pytest.raises(TransportError, match=r"no rank writes .* 'here/0'"):
-        as_fields("here/0", json.dumps(fields), KINDS)
 
 
 def test_whether_a_store_ends_with_this_process() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ringcoll.errors import GroupBrokenError, PeerLostError, TransportError
+from ringcoll.errors import GroupBrokenError, PeerLostError
 from ringcoll.machine import deliver, place
 from ringcoll.resilient import membership
 from ringcoll.resilient.membership import Membership
@@ -19,16 +18,6 @@ from ringcoll.resilient.succession import Member, Record, View, _is_quorum
 from ringcoll.watch import Process
 
 MEMBERS = [Member(f"m{i}", "127.0.0.1", 1000 + i, 2000 + i, Process.own()) for i in range(5)]
-
-
-@pytest.mark.parametrize("port", [0, -1, 1 << 16, 1 << 20])
-@pytest.mark.parametrize("place", [2, 3])  # of the ports of its door and its mailbox
-def test_ports_of_a_member_are_ports(place: int, port: int) -> None:
-    told = json.loads(json.dumps(MEMBERS[0]))
-    assert Member.of(told) == MEMBERS[0]
-    told[place] = port
-    with pytest.raises(TransportError, match="no rank writes"):
-        Member.of(told)
 
 
 def parts(size: int) -> list[tuple[list[Member], list[Member]]]:
@@ -151,7 +140,7 @@ def test_who_joins_is_taken_in_and_who_asks_one_that_has_left_is_refused() -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["GET / HTTP/1.1", "[]", '["record", 1, 2]', '["want", {}]', "[" * 100_000, "\0"]
+    "text", ["GET / HTTP/1.1", "[]", "[1, [2]]", "[{}, null]", "[" * 100_000, "\0"]
 )
 def test_a_stranger_disturbs_nobody(text: str) -> None:
     members = members_of_a_group(2)

@@ -29,7 +29,7 @@ class Near(SharedTransport):
 
 def test_the_time_limit_of_meeting_counts_from_its_begin():
     begin_s = time.monotonic()
-    how = (dist.HashStore(), "address", 0, [1], 60.0, lambda: False)
+    how = (dist.HashStore(), "address", 0, [1], 60.0, lambda: False, list)
     with pytest.raises(CollectiveTimeoutError, match="for rank 1 to use the group"):
         told_by(*how, since_s=begin_s - 59.9)
     assert time.monotonic() - begin_s < 30

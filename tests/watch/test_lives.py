@@ -45,26 +45,6 @@ def child():
 
 
 @pytest.mark.parametrize(
-    "said,process",
-    [
-        ([7, "8", HERE, None], Process(7, "8", HERE)),
-        ([7, "8", ELSEWHERE, [*ADDRESS]], Process(7, "8", ELSEWHERE, ADDRESS)),
-        ([7, "8", ELSEWHERE, ["192.0.2.1", 0]], None),
-        ([7, "8", ELSEWHERE, ["192.0.2.1", 1]], Process(7, "8", ELSEWHERE, ("192.0.2.1", 1))),
-        ([7, "8", ELSEWHERE, ["::1", 65535]], Process(7, "8", ELSEWHERE, ("::1", 65535))),
-        ([7, "8", ELSEWHERE, ["::1", 65536]], None),
-        ([7, "8", ELSEWHERE, ["a.name", 5]], None),
-        ([7, "8", ELSEWHERE], None),
-        (["7", "8", HERE, None], None),
-        (None, None),
-    ],
-)
-def test_what_a_rank_may_tell_of_its_process(said: Any, process: Process | None):
-    assert Process.of(said) == process
-    assert process is None or isinstance(process, Process)
-
-
-@pytest.mark.parametrize(
     "process,now,has_ended",
     [
         (Process(7, "8", HERE), ProcessState("S", 0, "8"), False),
@@ -111,7 +91,7 @@ def test_where_processes_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch):
     assert Process.own() == Process(os.getpid(), "", place(), None)
 
 
-@pytest.mark.parametrize("told_as", ["[]", "no JSON", '[7, "8", "?", ["", 1]]'])
+@pytest.mark.parametrize("told_as", ["[]", "no JSON"])
 def test_what_no_rank_tells_is_nobody(told_as: str):
     store = dist.HashStore()
     store.set("ringcoll/process/1", told_as)

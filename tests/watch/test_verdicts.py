@@ -498,75 +498,6 @@ def test_an_error_of_this_rank(monitor: Watched) -> None:
 MISMATCH = {"kind": "mismatch", "calls": [[0, "a", ""], [1, "b", " at x:1"]], "number": 7}
 
 
-@pytest.mark.parametrize(
-    "verdict,is_believed",
-    [
-        (MISMATCH, True),
-        (MISMATCH | {"calls": [[0, "a", ""], [0, "b", ""]]}, False),
-        (MISMATCH | {"calls": [[0, "a", ""], [1, "a", ""]]}, False),
-        (MISMATCH | {"calls": [[0, "a", ""], [1, 2, ""]]}, False),
-        (MISMATCH | {"calls": [[0, "a", ""]]}, False),
-        (MISMATCH | {"calls": [[0, "a", ""], [1, "b"]]}, False),
-        (MISMATCH | {"calls": [[0, "a", ""], [1, "b", 3]]}, False),
-        (MISMATCH | {"number": "7"}, False),
-        (MISMATCH | {"number": True}, False),
-        ({"kind": "mismatch", "calls": MISMATCH["calls"]}, False),
-        ({"kind": "lost", "peer": 1, "text": "x"}, True),
-        ({"kind": "lost", "peer": None, "text": "x"}, True),
-        ({"kind": "lost", "peer": "1", "text": "x"}, False),
-        ({"kind": "lost", "peer": 1, "text": None}, False),
-        ({"kind": "murder", "peer": 1, "text": "x"}, False),
-        ({"kind": "lost", "text": "x"}, False),
-        ([], False),
-    ],
-)
-def test_verdicts_that_a_rank_may_tell(monitor: Watched, verdict: Any, is_believed: bool) -> None:
-    monitor.notices.store.set("verdict", json.dumps(verdict))
-    assert monitor.notices.verdict() == (verdict if is_believed else None)
-
-
-@pytest.mark.parametrize(
-    "calls,waits,is_believed",
-    [
-        ({}, None, True),
-        ({"7": ["a", None, ""]}, [7, 1], True),
-        ({"7": ["a", {"1": 4}, ""]}, None, True),
-        ({"9" * 18: ["a", {"9" * 18: 4}, ""]}, None, True),
-        ({"9" * 19: ["a", None, ""]}, None, False),
-        ({"7": ["a", {"9" * 19: 4}, ""]}, None, False),
-        ({"-7": ["a", None, ""]}, None, False),
-        ({"7": ["a", {"x": 4}, ""]}, None, False),
-        ({"7": ["a", {"1": "4"}, ""]}, None, False),
-        ({"7": ["a", {"1": True}, ""]}, None, False),
-        ({"7": ["a", {"1": 4, "2": None}, ""]}, None, False),
-        ({"7": ["a", 4, ""]}, None, False),
-        ({"7": [None, None, ""]}, None, False),
-        ({"7": ["a", None, ""], "8": ["b"]}, None, False),
-        ({"7": ["a", None]}, None, False),
-        ({"7": ["a", None, 4]}, None, False),
-        ({}, [7], False),
-        ({}, [7, "1"], False),
-        ([], None, False),
-    ],
-)
-def test_states_that_a_rank_may_tell(
-    monitor: Watched, calls: Any, waits: Any, is_believed: bool
-) -> None:
-    state = {"calls": calls, "waits": waits, "barrier": None}
-    monitor.notices.store.set("state/1", json.dumps(state))
-    assert monitor.notices.state(1) == (state if is_believed else None)
-
-
-@pytest.mark.parametrize(
-    "barrier,is_believed",
-    [([1, 7, "a:1"], True), ([1, 7], False), ([1, "7", ""], False), (1, False)],
-)
-def test_barriers_that_a_rank_may_tell(monitor: Watched, barrier: Any, is_believed: bool) -> None:
-    state = {"calls": {}, "waits": None, "barrier": barrier}
-    monitor.notices.store.set("state/1", json.dumps(state))
-    assert monitor.notices.state(1) == (state if is_believed else None)
-
-
 class Gone(dist.Store):
     """A store that cannot be reached; counts who asks it."""
 
@@ -765,10 +696,7 @@ def test_a_rank_that_has_done_this_operation_may_close_the_group(monitor: Watche
     assert monitor.look() is None
 
 
-@pytest.mark.parametrize(
-    "text,last",
-    [("0", 0), ("-1", -1), ("9" * 18, 10**18 - 1), ("9" * 19, None), ("-2", None), ("", None)],
-)
+@pytest.mark.parametrize("text,last", [("0", 0), ("-1", -1), ("", None), ("no number", None)])
 def test_what_a_rank_that_left_may_tell(monitor: Watched, text: str, last: int | None) -> None:
     assert monitor.notices.last_of(1) is None
     monitor.notices.store.set("left/1", text)

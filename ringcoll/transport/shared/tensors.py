@@ -206,9 +206,7 @@ def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
     """
     shape = torch.empty(*size, dtype=dtype, device="meta")  # torch checks the arguments
     if shape.is_quantized:  # torch reads a quantizer that such a view of memory does not have
-        raise ArgumentError(
-            "cannot be shared", argument="dtype", expected="no quantized", got=dtype
-        )
+        raise ArgumentError("cannot be shared", "dtype", "no quantized", dtype)
     if not shape.nbytes:
         return torch.empty(shape.shape, dtype=shape.dtype, device="cpu")
     try:
@@ -282,28 +280,30 @@ def movable(what: object) -> list[torch.UntypedStorage]:
 
 def _movable(tensor: object) -> torch.UntypedStorage:
     """The storage of a tensor, which torch can move, or does not have to."""
-
-    def refuse(expected: str, got: object) -> ArgumentError:
-        return ArgumentError("cannot be shared", argument="what", expected=expected, got=got)
-
+    message = "cannot be shared"
     if not isinstance(tensor, Tensor):
-        raise refuse("a tensor or a module", type(tensor).__name__)
+        raise ArgumentError(message, "what", "a tensor or a module", type(tensor).__name__)
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise refuse("strided tensors on the CPU", f"{tensor.layout} on {tensor.device}")
+        raise ArgumentError(
+            message, "what", "strided tensors on the CPU", f"{tensor.layout} on {tensor.device}"
+        )
     storage = with_memory(tensor, argument="what").untyped_storage()
     if region_of(storage.data_ptr(), storage.nbytes()) is not None:
         return storage
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
     is_named = strategy == "file_system" or storage.filename is not None  # a file that is mapped
     if storage.is_shared() and is_named:
-        raise refuse("memory that torch has not shared by a file's name", "such memory: clone() it")
+        expected = "memory that torch has not shared by a file's name"
+        raise ArgumentError(message, "what", expected, "such memory: clone() it")
     if not storage.is_shared() and not storage.resizable():
-        raise refuse(
-            "memory that torch has allocated", "memory of numpy, or of another library: clone() it"
-        )
+        expected = "memory that torch has allocated"
+        got = "memory of numpy, or of another library: clone() it"
+        raise ArgumentError(message, "what", expected, got)
     # Torch calls a copy of a file shared, `torch.from_file(shared=False)`, without a descriptor.
     if storage.is_shared() and storage._share_fd_cpu_()[0] < 0:
-        raise refuse("memory that torch has allocated", "a file that is mapped: clone() it")
+        raise ArgumentError(
+            message, "what", "memory that torch has allocated", "a file that is mapped: clone() it"
+        )
     return storage
 
 

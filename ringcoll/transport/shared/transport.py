@@ -30,14 +30,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine import as_fields, cores, free_bytes, read_all, read_text
+from ringcoll.machine import as_json, cores, free_bytes, read_all, read_text
 from ringcoll.transport.around import OutOfReachError, PairsTransport
 from ringcoll.transport.base import (
     Handle,
@@ -89,8 +89,6 @@ from ringcoll.transport.shared.memory import (
     reserve,
 )
 
-_FIELDS = ("pid", "descriptor", *Identity._fields, "secret", "address", "exchanges_to")
-_ABOUT = dict.fromkeys(_FIELDS, int)  # what ranks say about themselves
 _FAILED = 1 << 20  # ranks; what they count together has the failures above it
 _DIRECT_FROM = PIECES * PIECE + 1  # bytes, until a group has measured
 _FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
@@ -227,6 +225,23 @@ def make(
     return PairsTransport(SharedTransport(store, rank, world_size), store, timeout_s)
 
 
+class _About(NamedTuple):
+    """What ranks say about themselves; the memory that they share is a descriptor of theirs."""
+
+    pid: int
+    descriptor: int
+    place: Identity
+    secret: int
+    address: int  # of the secret: who can read it there can read all memory of the rank
+    exchanges_to: int
+
+    @classmethod
+    def of(cls, told: Any) -> _About:
+        """What a rank has told, from JSON."""
+        pid, descriptor, place, *more = told
+        return cls(pid, descriptor, Identity(*place), *more)
+
+
 class SharedTransport(Transport):
     """Messages through shared memory, among the ranks of one host: to others there is no channel.
 
@@ -270,11 +285,15 @@ class SharedTransport(Transport):
             raise self._has_no_memory(most_nbytes, error) from error
         try:
             secret = ctypes.c_uint64(int.from_bytes(os.urandom(7), "little"))
-            place = identity(descriptor)._asdict()
-            about = {"pid": os.getpid(), "descriptor": descriptor, **place}
-            about |= {"secret": secret.value, "address": ctypes.addressof(secret)}
-            about["exchanges_to"] = self.exchanges_to
-            self.hosts, abouts = meet_telling(store, self, timeout_s, given_up, json.dumps(about))
+            own = _About(
+                os.getpid(),
+                descriptor,
+                identity(descriptor),
+                secret.value,
+                ctypes.addressof(secret),
+                self.exchanges_to,
+            )
+            self.hosts, abouts = meet_telling(store, self, timeout_s, given_up, json.dumps(own))
             here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
             if len(here) > cores():
                 self._spins, self._is_crowded = _CROWDED_SPINS, True
@@ -283,11 +302,8 @@ class SharedTransport(Transport):
             self._memory = self._own_memory(descriptor, places, len(here))
             self._pieces = Pieces(self._memory, places.pieces, places.num_pieces)
             self._board = Board(rank, self._memory, places.board)
-            peers = {
-                peer: as_fields(f"here/{peer}", abouts[peer], _ABOUT)
-                for peer in here
-                if peer != rank
-            }
+            others = [peer for peer in here if peer != rank]
+            peers = {peer: as_json(f"here/{peer}", abouts[peer], _About.of) for peer in others}
             reasons = [self._open(peer, about, places) for peer, about in peers.items()]
             # All ranks have to know, as all of them take another transport then.
             store.set(f"unopened/{rank}", "; ".join(filter(None, reasons)))
@@ -302,7 +318,7 @@ class SharedTransport(Transport):
             for channel in self._channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
             self.direct_from = _DIRECT_FROM if len(here) <= _FEW else None
-            offered = [self.exchanges_to, *(about["exchanges_to"] for about in peers.values())]
+            offered = [self.exchanges_to, *(about.exchanges_to for about in peers.values())]
             self.exchanges_to = min(offered) if len(here) == self.world_size <= _FEW else 0
         finally:
             os.close(descriptor)
@@ -334,17 +350,16 @@ class SharedTransport(Transport):
             f"rank {self.rank} cannot have {nbytes} bytes of shared memory: {error}"
         )
 
-    def _open(self, peer: int, about: dict[str, Any], places: SharedLayout) -> str:
+    def _open(self, peer: int, about: _About, places: SharedLayout) -> str:
         """Map the memory of a peer, and find out whether its other memory can be read.
 
         Returns why its memory cannot be mapped; an empty text if it is.
         """
-        pid, own = about["pid"], self._memory
+        pid, own = about.pid, self._memory
         assert own is not None
         try:
             life = self._lives[peer] = os.pidfd_open(pid)
-            expected = Identity(about["device"], about["inode"], about["nbytes"])
-            memory = SharedMemory.open(pid, about["descriptor"], expected, nbytes=places.nbytes)
+            memory = SharedMemory.open(pid, about.descriptor, about.place, nbytes=places.nbytes)
         except ProcessLookupError as error:
             raise PeerLostError(f"the process of rank {peer} has ended", peer=peer) from error
         except (PermissionError, FileNotFoundError) as error:
@@ -358,8 +373,8 @@ class SharedTransport(Transport):
         self._channels[peer] = channel
         probe = ctypes.c_uint64()
         with contextlib.suppress(OSError):  # not allowed here: messages go in pieces
-            read_process(pid, about["address"], ctypes.addressof(probe), WORD)
-        channel.reads_peer = probe.value == about["secret"]
+            read_process(pid, about.address, ctypes.addressof(probe), WORD)
+        channel.reads_peer = probe.value == about.secret
         own.words[places.can_read[peer] // WORD] = channel.reads_peer
         return ""
 
