@@ -89,7 +89,6 @@ ALLOWED = {
 # What single rooms need besides: signs of markup, an image within a page; chance that a seed decides, and a solver and a reader that are imported late.
 ALSO_ALLOWED = {
     "pictures": {"base64", "html"},
-    "formats": {"infragraph"},
     "search": {"ortools", "random"},
 }
 # And single files: the page of the package that plays, with its packed data; the face of the package, which hands pictures out.

@@ -65,7 +65,7 @@ class Options(_BackendOptions):  # type: ignore[misc]
         of floating-point tensors only.
     reproducible
         As for the functions of `ringcoll.collectives.functions`, for all collectives that reduce.
-    transport, cuda_transport, verify_messages, fit, refit
+    transport, cuda_transport, verify_messages, fit
         As for `ringcoll.use`.
     share
         Whether long CPU tensors move to shared memory when they are first all-reduced: see
@@ -93,7 +93,6 @@ class Options(_BackendOptions):  # type: ignore[misc]
     share: bool = False
     verify_messages: bool = False
     fit: str | None = None
-    refit: bool = False
 
     def __post_init__(self) -> None:
         super().__init__(NAME)

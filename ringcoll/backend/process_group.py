@@ -124,7 +124,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             cuda_transport=self.options.cuda_transport,
             verify_messages=self.options.verify_messages,
             fit=self.options.fit,
-            refit=self.options.refit,
         )
         self._coalesced: list[Work] | None = None
         names = partial(_names_of, weakref.ref(self))

@@ -63,7 +63,7 @@ SECTIONS = {
         "order": "In which order each element is summed.",
         "search": "Schedules that suit a network, and how long they take.",
         "fit": "The fastest schedules on a network, by size, for groups to use.",
-        "export": "An algorithm in the format of MSCCL, MSCCL++, GOAL or Chakra.",
+        "export": "An algorithm in the format of MSCCL or MSCCL++.",
     },
 }
 """The commands by heading, with a line on each."""

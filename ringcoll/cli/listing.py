@@ -22,7 +22,7 @@ from ringcoll.cli.app import command
 from ringcoll.cli.output import echo, grouped, print_json, print_table, print_text
 from ringcoll.cli.prove import cost_cells, findings_at, header
 from ringcoll.errors import ScheduleError
-from ringcoll.machine import is_reference, replace_files
+from ringcoll.machine import is_reference, replace_file
 from ringcoll.schedule import CONTRACTS, Schedule, contract, verify
 
 
@@ -221,10 +221,8 @@ def _check(collective: str, name: str) -> None:
 # --- export -----------------------------------------------------------------------------
 
 _FORMATS = {
-    "msccl": "XML of MSCCL, RCCL and ASTRA-sim",
+    "msccl": "XML of MSCCL and RCCL",
     "mscclpp": "execution plan of MSCCL++, JSON",
-    "goal": "GOAL, for LogGOPSim and ATLAHS",
-    "chakra": "traces of Chakra, for ASTRA-sim: a file for each rank",
     "text": "the library's own text",
 }
 
@@ -234,8 +232,6 @@ _FORMATS = {
     examples="""
         ringcoll export ring -k 8 --format msccl -o ring.xml
         ringcoll export ring all_gather -k 4 --format mscclpp
-        ringcoll export swing -k 16 --format goal -b 1M -o swing.goal
-        ringcoll export tree -k 8 --format chakra -b 1M -o tree
         ringcoll export star.py:star -k 4 --format text
     """,
     terms={"Formats": _FORMATS},
@@ -244,67 +240,39 @@ _FORMATS = {
 @click.option("--format", "kind", type=options.OneOf(list(_FORMATS)), default="msccl",
               show_default=True, help="The format, as below.")  # fmt: skip
 @options.file_option("-o", "--output", "file",
-                     help="Write to this file, and not to the terminal; for chakra the first part "
-                     "of the files' names.")  # fmt: skip
-@options.size_option("-b", "--bytes", "--size", "size",
-                     help="Size of the vector, or of all blocks of a rank, for goal and chakra; "
-                     "1M.")  # fmt: skip
-@click.option("--gamma", type=options.FiniteRange(min=0), metavar="NUMBER",
-              help="Nanoseconds to reduce a byte, for goal and chakra; 0.")  # fmt: skip
+                     help="Write to this file, and not to the terminal.")  # fmt: skip
 @click.option("--max-steps", type=click.IntRange(min=1),
               help="Steps of a thread block of msccl; 64. MSCCL and RCCL run 256.")  # fmt: skip
 @options.json_option
 def export(
-    kind: str,
-    file: Path | None,
-    size: int | None,
-    gamma: float | None,
-    max_steps: int | None,
-    as_json: bool,
-    **asked: Any,
+    kind: str, file: Path | None, max_steps: int | None, as_json: bool, **asked: Any
 ) -> None:
     """Write ALGORITHM for COLLECTIVE (all_reduce) in the format of another system.
 
     ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a file
-    of a schedule. The schedule is proved first. What msccl, mscclpp and text write is read again
-    wherever an algorithm is named: `ringcoll bench all_reduce -k 8 --algorithms ring.xml`.
+    of a schedule. The schedule is proved first. What is written is read again wherever an algorithm
+    is named: `ringcoll bench all_reduce -k 8 --algorithms ring.xml`.
     """
-    if (size is not None or gamma is not None) and kind not in ("goal", "chakra"):
-        raise click.UsageError(f"--bytes and --gamma are for goal and chakra, not for {kind}")
     if max_steps is not None and kind != "msccl":
         raise click.UsageError(f"--max-steps is for msccl, not for {kind}")
-    if kind == "chakra" and file is None:
-        raise click.UsageError("chakra has a file for each rank: name them with --output")
     entry, schedule, title = options.asked_schedule(**asked)
     options.proved(entry, schedule, asked["num_hosts"])
-    contents = _contents(schedule, kind, size, gamma or 0.0, max_steps or 64)
-    names = [] if file is None else [file]
-    if kind == "chakra":
-        names = [Path(f"{file}.{rank}.et") for rank in range(schedule.world_size)]
-    replace_files(dict(zip(names, contents, strict=False)))
+    text = _text(schedule, kind, max_steps or 64)
+    if file is not None:
+        replace_file(file, text)
     if as_json:
-        facts: dict[str, Any] = {"format": kind, "files": [*map(str, names)]}
-        text = contents[0] if not names and isinstance(contents[0], str) else None
-        print_json(header(schedule) | facts | {"text": text})
-    elif names:
-        total = sum(map(len, contents))
-        files = str(names[0]) if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        echo(f"Wrote {title} to {files}, {total} bytes.")
+        written = {"files": [str(file)], "text": None} if file else {"files": [], "text": text}
+        print_json(header(schedule) | {"format": kind} | written)
+    elif file is not None:
+        echo(f"Wrote {title} to {file}, {len(text)} bytes.")
     else:
-        echo(contents[0], nl=False)
+        echo(text, nl=False)
 
 
-def _contents(
-    schedule: Schedule, kind: str, size: int | None, gamma_ns: float, max_steps: int
-) -> list[str] | list[bytes]:
-    """The contents of the files."""
-    from ringcoll.formats import to_chakra, to_goal, to_msccl, to_mscclpp
+def _text(schedule: Schedule, kind: str, max_steps: int) -> str:
+    """The text of the file."""
+    from ringcoll.formats import to_msccl, to_mscclpp
 
-    nbytes = 1 << 20 if size is None else size
-    if kind == "chakra":
-        return to_chakra(schedule, nbytes, gamma_us_per_byte=gamma_ns / 1000)
-    if kind == "goal":
-        return [to_goal(schedule, nbytes, gamma_ns_per_byte=gamma_ns)]
     if kind == "msccl":
-        return [to_msccl(schedule, max_steps=max_steps)]
-    return [to_mscclpp(schedule) if kind == "mscclpp" else schedule.to_text()]
+        return to_msccl(schedule, max_steps=max_steps)
+    return to_mscclpp(schedule) if kind == "mscclpp" else schedule.to_text()

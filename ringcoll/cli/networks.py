@@ -28,7 +28,7 @@ from ringcoll.simulation import FORMS, PRESETS, Topology, ranks_named, simulate,
 NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
 _NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")  # of a link
 _COSTS = ("alpha_s", "gamma_s_per_byte")  # of a rank
-_BEGINS = {".txt": r"\w+\s*(--|->)", ".xml": "<system", ".yaml": ".", ".yml": "."}  # by the ending
+_BEGINS = {".txt": r"\w+\s*(--|->)", ".xml": "<system"}  # by the ending
 _SHOWN = 5  # links
 _PER_RANK = re.compile(r"(\d{1,9})=(\d+(?:\.\d+)?(?:e-?\d+)?)", re.ASCII)
 
@@ -46,9 +46,7 @@ network_options = options.joined(
     click.option("--topology", "text", metavar="NAME", help="The network, as below."),
     click.option("--graph", type=click.Path(dir_okay=False, path_type=Path),
                  help="A file with the network: a link a line, such as '0 -- 1 50 0.5', which are "
-                 "two "
-                 "nodes, GB/s and microseconds; or what NCCL writes to NCCL_TOPO_DUMP_FILE; or "
-                 "InfraGraph."),
+                 "two nodes, GB/s and microseconds; or what NCCL writes to NCCL_TOPO_DUMP_FILE."),
     _number("--bandwidth bandwidth", 1e9, "GB/s of a link; 10."),
     _number("--latency latency_s", 1e-6, "Microseconds of a link; 1."),
     _number("--across-bandwidth across_bandwidth", 1e9, "GB/s of a card between hosts, a tenth of "

@@ -177,8 +177,8 @@ class StoreGroup(OwnGroup):
         This rank, and number of ranks.
     timeout_s
         Time limit, in seconds, of operations that have no time limit of their own.
-    transport, verify_messages, refits
-        As for `use`, which calls the last one ``refit``.
+    transport, verify_messages
+        As for `use`.
     """
 
     def __init__(
@@ -190,12 +190,11 @@ class StoreGroup(OwnGroup):
         transport: str | None = None,
         *,
         verify_messages: bool | None = None,
-        refits: bool = False,
     ) -> None:
         # A long wait on the user's connection would block it.
         lives = Lives(answered(store, timeout_s, lambda: common(store)), rank, world_size)
         where = lives, rank, world_size, timeout_s, torch.device("cpu"), transport
-        super().__init__(member_at(*where, verify_messages=verify_messages, refits=refits))
+        super().__init__(member_at(*where, verify_messages=verify_messages))
 
     def on(self, device: torch.device) -> Communicator:
         """The communicator for tensors on a device.
@@ -224,7 +223,6 @@ def member_at(
     token: str = "",
     verify_messages: bool | None = None,
     fit: str | None = None,
-    refits: bool = False,
 ) -> Communicator:
     """A rank's end of a group whose ranks meet at the store of lives, for tensors on a device."""
     if device.type not in ("cpu", "cuda"):
@@ -244,7 +242,7 @@ def member_at(
     transport.is_automatic = catalogue.named(device.type, asked, rank) == "auto"
     transport = as_asked(transport, verify_messages=verify_messages)
     sends = None if device.type == "cpu" else device
-    return Communicator(transport, monitor, timeout_s, sends, lives, fit, refits, token)
+    return Communicator(transport, monitor, timeout_s, sends, lives, fit, token)
 
 
 def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
@@ -428,7 +426,6 @@ def use(
     cuda_transport: str | None = None,
     verify_messages: bool | None = None,
     fit: str | None = None,
-    refit: bool | None = None,
 ) -> None:
     """Choose how tensors of a group travel, before the first operation on such tensors.
 
@@ -455,10 +452,6 @@ def use(
         A file of ``ringcoll fit`` for these ranks and hosts, which rank 0 reads: ``"auto"`` takes
         the algorithms that were fitted to the network. By default the file of ``RINGCOLL_TUNING``,
         if that is such a file.
-    refit
-        Whether the ranks measure their network anew, and fit all that they use to it, when long
-        operations have become slow: a median over many. It takes some seconds, in a pause on which
-        all ranks agree.
 
     Raises
     ------
@@ -475,7 +468,7 @@ def use(
         raise ArgumentError(
             "its transport is not to be chosen", "group", expected, repr(group), rank
         )
-    further = {"verify_messages": verify_messages, "fit": fit, "refits": refit}
+    further = {"verify_messages": verify_messages, "fit": fit}
     chosen = {name: value for name, value in further.items() if value is not None}
     for kind, asked in (("cpu", transport), ("cuda", cuda_transport)):
         if asked is not None:
@@ -483,7 +476,7 @@ def use(
                 catalogue.resolved(kind, asked, rank)
             chosen[kind] = asked
     if not chosen:
-        arguments = "transport, cuda_transport, verify_messages, fit, refit"
+        arguments = "transport, cuda_transport, verify_messages, fit"
         raise ArgumentError("nothing was chosen", arguments, "at least one of them", "none", rank)
     members = members_of(group)
     if members and not any(member.num_issued for member in members):

@@ -444,8 +444,6 @@ class Table:
         ``"cuda"``. If nothing was measured, of the tensors that the table is for.
     fit
         What was fitted to the network of the group; its rules come after the forced ones.
-    refits
-        Whether the ranks measure anew when operations have become slow.
     announces
         Whether decisions are written to the log; one rank of a group is enough.
     """
@@ -459,7 +457,6 @@ class Table:
     source: str = BUILT_IN
     device: str = "cpu"
     fit: Fitted | None = None
-    refits: bool = False
     announces: bool = True
     forced_by: str = FORCED
 
@@ -490,7 +487,6 @@ class Table:
             "source": self.source,
             "device": self.device,
             "fit": self.fit and self.fit.to_json(),
-            "refits": self.refits,
         }
 
     def dumps(self) -> str:
@@ -514,7 +510,6 @@ class Table:
                 source=_text(values.get("source", "")),
                 device=_device(values.get("device", "cpu")),
                 fit=Fitted.from_json(values["fit"]) if values.get("fit") else None,
-                refits=values.get("refits") is True,
             )
         except (KeyError, TypeError, AttributeError, RingcollError) as error:
             raise TuningFileError(f"not a table of costs and rules: {error!r}") from error

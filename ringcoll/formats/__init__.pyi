@@ -4,7 +4,4 @@ from .mscclpp import from_mscclpp as from_mscclpp
 from .mscclpp import schedule_in as schedule_in
 from .mscclpp import to_mscclpp as to_mscclpp
 from .mscclpp import topology_in as topology_in
-from .network_files import topology_from_infragraph as topology_from_infragraph
 from .network_files import topology_from_nccl as topology_from_nccl
-from .simulator_traces import to_chakra as to_chakra
-from .simulator_traces import to_goal as to_goal

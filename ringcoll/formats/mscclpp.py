@@ -22,7 +22,6 @@ Sources: ``src/core/executor/execution_plan.cc``, ``src/core/include/execution_k
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -32,7 +31,7 @@ from ringcoll.errors import ScheduleError
 from ringcoll.formats.documents import Node, parse_json
 from ringcoll.formats.levelling import Event, EventKind, levelled
 from ringcoll.formats.msccl import from_msccl
-from ringcoll.formats.network_files import topology_from_infragraph, topology_from_nccl
+from ringcoll.formats.network_files import topology_from_nccl
 from ringcoll.formats.places import Piece, Place, Places, pieces
 from ringcoll.schedule import Schedule, contract
 from ringcoll.simulation import Topology, topology_from_text
@@ -426,12 +425,6 @@ def _of_kind(
     return [item for entry in own for item in entry.items(items)]
 
 
-_NETWORKS = {  # by what they begin with, after comments
-    "<": topology_from_nccl,
-    r"[{%]|---|[\"']?\w+[\"']?\s*:": topology_from_infragraph,
-}
-
-
 def schedule_in(text: str) -> Schedule:
     """Read a schedule: XML of MSCCL, JSON of MSCCL++, or a text of `Schedule.to_text`.
 
@@ -447,18 +440,13 @@ def schedule_in(text: str) -> Schedule:
 
 
 def topology_in(text: str, *, name: str = "graph") -> Topology:
-    """Read a network: XML of NCCL, YAML or JSON of InfraGraph, or a text of `topology_text`.
+    """Read a network: XML of NCCL, or a text of `topology_text`.
 
     Raises
     ------
     ArgumentError
         The text is malformed; the message names the line.
-    MissingExtraError
-        The text is of InfraGraph, and the package is missing.
     """
     text = text.removeprefix("\ufeff")
-    begin = re.sub(r"(\s*#.*)*\s*", "", text, count=1)
-    for pattern, reader in _NETWORKS.items():
-        if re.match(pattern, begin):
-            return reader(text, name=name)
-    return topology_from_text(text, name=name)
+    reader = topology_from_nccl if text.lstrip().startswith("<") else topology_from_text
+    return reader(text, name=name)

@@ -37,7 +37,7 @@ from ringcoll.errors import (
     TransportError,
     described,
 )
-from ringcoll.group.agreement import BUDGET_S, Refits, agree, refit
+from ringcoll.group.agreement import agree
 from ringcoll.group.queue import Queue, Work, Workspace
 from ringcoll.machine import (
     answered,
@@ -196,8 +196,6 @@ class Communicator:
         The processes of the ranks; by default the ranks tell them in ``store``.
     fit
         A file of ``ringcoll fit``, which rank 0 reads when the ranks meet.
-    refits
-        Whether the ranks measure anew, and fit, when operations have become slow.
     token
         A text that no other group has; by default the ranks agree on one in ``store``.
     """
@@ -210,7 +208,6 @@ class Communicator:
         device: torch.device | None = None,
         lives: Lives | None = None,
         fit: str | None = None,
-        refits: bool = False,
         token: str = "",
     ) -> None:
         check_goes_on()
@@ -223,9 +220,7 @@ class Communicator:
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
         self.progress = self.monitor.progress
         self.store = store
-        self._fit = fit, refits
-        self._refits: Refits | None = None
-        self._resolved: weakref.WeakSet[Operation] = weakref.WeakSet()  # by the table
+        self._fit = fit
         self.table: Table | None = None  # costs and rules, once the ranks have met
         self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
         self.num_issued = self.nbytes_sent = 0
@@ -246,7 +241,6 @@ class Communicator:
         self.state = GroupState.OPEN
         self.broken: BaseException | None = None  # the failure that has broken the group
         self._asked_to_meet = False
-        self._num_refits = 0
         _open_communicators[self] = None
         self.token = token
         if not (processes.is_told and token):
@@ -532,8 +526,6 @@ class Communicator:
                 self._perform(number, operation, tensors, timeout_s)
             return
         progress, tracer = self.progress, self.tracer
-        if self._refits is not None and self._has_met and number >= self._refits.next_look:
-            self._look(number, timeout_s)
         self._running = tensors
         progress.current = current = number, operation
         progress.thread = get_ident()
@@ -572,8 +564,6 @@ class Communicator:
             for store, index in binding.stores:
                 store(tensors[index])
             self.nbytes_sent += operation.nbytes_sent
-            if self._refits is not None and not self.rank and isinstance(operation, Operation):
-                self._refits.note(operation.request, time.monotonic() + timeout_s - deadline)
             if self._lane is not None and not self.transport.waits_on_host:
                 self._watch_stream(number, operation, binding, handles, timeout_s)
         except NotYetError:
@@ -623,20 +613,6 @@ class Communicator:
         if isinstance(operation, Operation) and operation.plan is None:
             assert self.table is not None
             operation.resolve(self.table, self.transport.hosts)
-            self._resolved.add(operation)
-
-    @property
-    def kinds_of_calls(self) -> list[tuple[str, int]]:
-        """Collectives and bytes of the operations so far for which the table chooses."""
-        requests = [operation.request for operation in tuple(self._resolved)]
-        return sorted({(each.collective, each.nbytes) for each in requests if each.entry is None})
-
-    def _look(self, number: int, timeout_s: float) -> None:
-        """Look with all ranks whether operations have become slow; if so, refit."""
-        assert self._refits is not None
-        with self._watched(number, "a look at the network", timeout_s):
-            if self._refits.look(self.transport, number, timeout_s):
-                self.refit(timeout_s, by_itself=True)
 
     def begin(self) -> None:
         """Meet the other ranks before the first operation; all ranks call it."""
@@ -655,35 +631,6 @@ class Communicator:
             self._fail(error, timeout_s)
         finally:
             self.progress.end()
-
-    def refit(
-        self,
-        timeout_s: float,
-        uses: Iterable[tuple[str, int]] = (),
-        budget_s: float = BUDGET_S,
-        by_itself: bool = False,
-    ) -> None:
-        """Measure the network, and fit algorithms to it; all ranks call it in their turn.
-
-        ``uses`` are collectives and bytes; by default those of the operations so far. Operations
-        are resolved anew, prepared ones too.
-        """
-        if not self._has_met:
-            self._meet(timeout_s)
-        assert self.table is not None
-        self._num_refits += 1
-        store = dist.PrefixStore(f"refit/{self._num_refits}", self.store)
-        table = refit(
-            self.transport, store, self.table, uses or self.kinds_of_calls,
-            limit_s=timeout_s, budget_s=budget_s, by_itself=by_itself,
-        )  # fmt: skip
-        if self._refits is not None:
-            self._refits.begin()
-        if table is not self.table:
-            self.table = table
-            self.progress.last = self.progress.last[0], None  # a new run of operations begins
-            for operation in tuple(self._resolved):
-                operation.unresolve()
 
     def _compare(self, operation: Operation | Turn, timeout_s: float) -> None:
         """Compare a call with the others' before anything is sent."""
@@ -749,15 +696,11 @@ class Communicator:
         if 2 * ranks_here > cores():
             self._moment_s = _LONG_MOMENT_S
         store = dist.PrefixStore("choice", self.store)
-        fit, refits = self._fit
         left_s = max(round(deadline - time.monotonic(), 3), 0.001)
-        self.table = agree(transport, store, left_s, device=self.device, fit=fit, refits=refits)
-        # A look is a message of CPU memory, which the host waits for.
-        if self.table.refits and not transport.ordered and transport.waits_on_host:
-            self._refits = Refits() if self.world_size > 1 else None
+        self.table = agree(transport, store, left_s, device=self.device, fit=self._fit)
         if transport.waits_briefly:
-            is_usual = self._refits is None and not self._comparison.compares_each
-            self._gives_way, transport.gives_way = is_usual, self._hears
+            self._gives_way = not self._comparison.compares_each
+            transport.gives_way = self._hears
         if transport.direct_from is not None:
             transport.direct_from = self.table.parameters.direct_from or transport.direct_from
 

@@ -26,7 +26,6 @@ from .files import read_file as read_file
 from .files import read_json_file as read_json_file
 from .files import read_schedule as read_schedule
 from .files import replace_file as replace_file
-from .files import replace_files as replace_files
 from .files import rules_in as rules_in
 from .files import text_of as text_of
 from .lines import Address as Address

@@ -105,40 +105,30 @@ def replace_file(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     the ``umask`` takes away what it says. An ``OSError`` names the file; the draft is gone then,
     and the file as before.
     """
-    replace_files({path: content}, mode)
-
-
-def replace_files(contents: Mapping[Path, str | bytes], mode: int = 0o666) -> None:
-    """Write several files as `replace_file` does; none is replaced before all drafts are there."""
-    drafts: dict[Path, Path] = {}
+    data = content.encode() if isinstance(content, str) else content
+    # A name of its own: the file's name may be as long as a name can be.
+    draft = path.with_name(f".ringcoll.{os.getpid()}.{threading.get_ident()}")
     try:
-        for path, content in contents.items():
-            data = content.encode() if isinstance(content, str) else content
-            if path.exists() and not path.is_file():
-                # Without O_NONBLOCK, a pipe that nobody reads waits for ever; so it is an error.
-                descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-                os.set_blocking(descriptor, True)
-                with os.fdopen(descriptor, "wb") as stream:
-                    stream.write(data)
-                continue
-            # A name of its own: the file's name may be as long as a name can be.
-            draft = path.with_name(f".ringcoll.{os.getpid()}.{threading.get_ident()}.{len(drafts)}")
-            draft.unlink(missing_ok=True)  # of a process that had the number before, and was killed
-            # A new file: in a folder of all users, a user who guesses its name could have made a
-            # link.
-            draft.touch(mode, exist_ok=False)
-            drafts[path] = draft
+        if path.exists() and not path.is_file():
+            # Without O_NONBLOCK, a pipe that nobody reads waits for ever; so it is an error.
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(descriptor, True)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+            return
+        draft.unlink(missing_ok=True)  # of a process that had the number before, and was killed
+        # A new file: in a folder of all users, a user who guesses its name could have made a link.
+        draft.touch(mode, exist_ok=False)
+        try:
             draft.write_bytes(data)
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
-        for path, draft in drafts.items():
             draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:  # of a write, it names no file, and of a draft, another one
         reason = "nobody reads it" if error.errno == errno.ENXIO else error.strerror or str(error)
         raise OSError(error.errno, reason, str(path)) from error
-    finally:
-        for draft in drafts.values():
-            draft.unlink(missing_ok=True)
 
 
 _MOST_KEPT = 64

@@ -157,7 +157,7 @@ def update(path: Path, tuned: Tuned) -> None:
     kept = [entry for entry in read(path) if entry.key != tuned.key] if _exists(path) else []
     entries = [entry.table.to_json() | {"facts": entry.facts} for entry in [*kept, tuned]]
     for entry in entries:
-        del entry["source"], entry["forced"], entry["fit"], entry["refits"]
+        del entry["source"], entry["forced"], entry["fit"]
     _write(path, {"format": _FORMAT, "version": _VERSION, "tables": entries})
 
 

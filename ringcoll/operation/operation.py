@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -298,9 +298,8 @@ class Operation:
     def nbytes(self) -> int:
         """Bytes that it keeps: its objects and plan, as measured, and memory of short tensors."""
         objects = _OBJECTS_NBYTES + _PEER_NBYTES * self.request.world_size
-        plan = self.plan  # which another thread may take away
-        if plan is not None:
-            objects += _INSTRUCTION_NBYTES * len(plan.instructions)
+        if self.plan is not None:
+            objects += _INSTRUCTION_NBYTES * len(self.plan.instructions)
         return objects + (self.stage.nbytes if self.is_short else 0)
 
     def check(self, *, sliced: bool) -> None:
@@ -334,11 +333,6 @@ class Operation:
     def forget(self) -> None:
         """Let go of all bindings."""
         self.bindings.clear()
-
-    def unresolve(self) -> None:
-        """Let the next run decide anew how to run; runs before it keep their words."""
-        self.plan, self.words = None, replace(self.words, description=None)
-        self.forget()
 
     def move(self, lane_key: object) -> None:
         """Let go of all bindings if the next run is on another stream."""

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.collectives import OwnGroup, StoreGroup, as_group, refit, time_limit_s
+from ringcoll.collectives import OwnGroup, StoreGroup, as_group, time_limit_s
 from ringcoll.collectives import functions as api
 from ringcoll.errors import (
     ArgumentError,
@@ -145,11 +145,9 @@ class ResilientGroup(OwnGroup):
         timeout_s: float,
         transport: str,
         verify_messages: bool | None,
-        refit: bool,
         *,
         has_state: bool,
     ) -> None:
-        self._refit, self._uses = refit, list[tuple[str, int]]()
         self._membership, self._timeout_s = membership, timeout_s
         self._transport, self._verify_messages = transport, verify_messages
         self.changes: list[Change] = []
@@ -294,7 +292,6 @@ class ResilientGroup(OwnGroup):
             view = self._membership.change(self._done, newcomers, self._timeout_s)
             agreed_s = time.monotonic()
             before, newcomers = self._inner, ()
-            self._uses = before.communicator.kinds_of_calls or self._uses
             try:
                 self._inner = self._formed()
                 break
@@ -339,12 +336,9 @@ class ResilientGroup(OwnGroup):
             self._timeout_s,
             self._transport,
             verify_messages=self._verify_messages,
-            refits=self._refit,
         )
         try:
             api.barrier(inner)
-            if self._refit and view.epoch > 1:  # other ranks, and perhaps other links
-                refit(inner, self._uses)
         except TransportError:
             inner.close()
             raise
@@ -423,7 +417,6 @@ def start(
     *,
     transport: str = "auto",
     verify_messages: bool | None = None,
-    refit: bool = False,
     host: str | None = None,
 ) -> ResilientGroup:
     """Make a resilient group of the ranks of a process group; all of them call this.
@@ -438,8 +431,6 @@ def start(
         As for `ringcoll.use`.
     verify_messages
         As for `ringcoll.use`. An operation in which a message was changed is tried again.
-    refit
-        As for `ringcoll.use`; the group refits after ranks have left or come, too.
     host
         Address of this machine on which new ranks can be asked to be let in, and ranks agree; by
         default the loopback interface, or that on which other hosts' ranks are reached.
@@ -501,9 +492,7 @@ def start(
         host = "127.0.0.1" if is_local else own_address(places[0][1])
     membership = Membership(host)
     view = View(1, 0, tuple(of_all("member", membership.own, Member.of)))
-    return ResilientGroup(
-        membership, view, timeout_s, transport, verify_messages, refit, has_state=True
-    )
+    return ResilientGroup(membership, view, timeout_s, transport, verify_messages, has_state=True)
 
 
 def join(
@@ -512,7 +501,6 @@ def join(
     timeout_s: float = 1800.0,
     transport: str = "auto",
     verify_messages: bool | None = None,
-    refit: bool = False,
     host: str | None = None,
 ) -> ResilientGroup:
     """Join a resilient group, at the next step at which its ranks call `ResilientGroup.admit`.
@@ -523,7 +511,7 @@ def join(
         `ResilientGroup.address` of any of its ranks, such as ``"127.0.0.1:4711"``.
     timeout_s
         Time limit of the wait and of each operation, in seconds.
-    transport, verify_messages, refit, host
+    transport, verify_messages, host
         As for `start`; all ranks choose alike.
 
     Returns
@@ -544,9 +532,7 @@ def join(
         raise ArgumentError("no address", "address", "HOST:PORT", address)
     membership = Membership(own_address(peer) if host is None else host)
     view = membership.join(peer, int(port), timeout_s)
-    return ResilientGroup(
-        membership, view, timeout_s, transport, verify_messages, refit, has_state=False
-    )
+    return ResilientGroup(membership, view, timeout_s, transport, verify_messages, has_state=False)
 
 
 def data_parallel(

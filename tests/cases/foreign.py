@@ -8,14 +8,13 @@ next step if what it waits for is there, and chance decides which block is next.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, deque
 from collections.abc import Iterator
 from random import Random
 from typing import Any
 from xml.etree import ElementTree as ET
 
-__all__ = ["run_goal", "run_msccl", "run_mscclpp"]
+__all__ = ["run_msccl", "run_mscclpp"]
 
 Address = tuple[str, int]
 Program = Iterator[bool]
@@ -243,73 +242,3 @@ def _plan_block(
                 total = _sum(total, read(other))
             machine.write(*place(operation["dst_buff"][0]), total)
         yield True
-
-
-# --- GOAL -------------------------------------------------------------------------------
-
-_LINES = {
-    "operation": re.compile(r"(l\d+): (?:(send) (\d+)b to|(recv) (\d+)b from) (\d+) tag (\d+)"),
-    "calc": re.compile(r"(l\d+): calc (\d+)"),
-    "needs": re.compile(r"(l\d+) requires (l\d+)"),
-}
-
-
-def run_goal(text: str) -> tuple[Counter[int], dict[int, int]]:
-    """Run a GOAL text; return the bytes that each rank sends, and its nanoseconds of ``calc``.
-
-    Every line has to be of the grammar of LogGOPSim's ``txt2bin.re``, whose labels are known only
-    behind their operation.
-    """
-    lines = iter(text.splitlines())
-    world_size = int(re.fullmatch(r"num_ranks (\d+)", next(lines))[1])  # type: ignore[index]
-    programs: list[Program] = []
-    sent: Counter[int] = Counter()
-    calc: dict[int, int] = {}
-    mail: Counter[tuple[int, int, int, int]] = Counter()
-    for rank in range(world_size):
-        assert next(lines) == f"rank {rank} {{"
-        needs: dict[str, list[str]] = {}
-        what: dict[str, tuple[str, int, int, int]] = {}
-        calc[rank] = 0
-        while (line := next(lines)) != "}":
-            if match := _LINES["operation"].fullmatch(line):
-                word, size = match[2] or match[4], int(match[3] or match[5])
-                what[match[1]] = word, size, int(match[6]), int(match[7])
-                needs[match[1]] = []
-                sent[rank] += size if word == "send" else 0
-            elif match := _LINES["calc"].fullmatch(line):
-                what[match[1]], needs[match[1]] = ("calc", 0, 0, 0), []
-                calc[rank] += int(match[2])
-            else:
-                match = _LINES["needs"].fullmatch(line)
-                assert match is not None, line
-                assert match[2] in needs
-                needs[match[1]].append(match[2])
-        programs.append(_goal_rank(rank, needs, what, mail))
-    assert next(lines, None) is None
-    run(Random(0), programs)
-    assert not +mail, "messages that nobody receives"
-    return sent, calc
-
-
-def _goal_rank(
-    rank: int,
-    needs: dict[str, list[str]],
-    what: dict[str, tuple[str, int, int, int]],
-    mail: Counter[tuple[int, int, int, int]],
-) -> Program:
-    done: set[str] = set()
-    while len(done) < len(needs):
-        before_now = len(done)
-        for label, before in needs.items():
-            word, size, peer, tag = what[label]
-            if label in done or not done.issuperset(before):
-                continue
-            if word == "recv" and not mail[peer, rank, size, tag]:
-                continue
-            if word == "recv":
-                mail[peer, rank, size, tag] -= 1
-            if word == "send":
-                mail[rank, peer, size, tag] += 1
-            done.add(label)
-        yield len(done) > before_now

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringcoll.algorithms import schedule_of
-from ringcoll.formats import from_msccl, from_mscclpp, to_chakra, to_goal, to_msccl
+from ringcoll.formats import from_msccl, from_mscclpp, to_msccl
 from ringcoll.schedule import Schedule
 from tests.cli.conftest import Run
 
@@ -25,17 +25,7 @@ def test_each_format_is_printed(run: Run) -> None:
     words = ("export", "tree", "-c", "broadcast", "-k", "5", "--root", "3", "--format")
     assert run(*words, "msccl").stdout == to_msccl(schedule)
     assert run(*words, "text").stdout == schedule.to_text()
-    goal = run(*words, "goal", "-b", "1K", "--gamma", "2").stdout
-    assert goal == to_goal(schedule, 1024, gamma_ns_per_byte=2)
     assert from_mscclpp(run("export", "ring", "--format", "mscclpp").stdout).world_size == 4
-
-
-def test_chakra_has_a_file_for_each_rank(run: Run, tmp_path: Path) -> None:
-    words = ("export", "ring", "-k", "3", "--format", "chakra", "-b", "12", "--gamma", "1000")
-    result = run(*words, "-o", str(tmp_path / "trace"))
-    expected = to_chakra(schedule_of("all_reduce", "ring", 3), 12, gamma_us_per_byte=1.0)
-    assert [(tmp_path / f"trace.{rank}.et").read_bytes() for rank in range(3)] == expected
-    assert f"trace.0.et to {tmp_path}/trace.2.et, {sum(map(len, expected))} bytes" in result.stdout
 
 
 def test_as_json(run: Run, tmp_path: Path) -> None:
@@ -57,12 +47,8 @@ def test_a_wrong_algorithm_is_not_written(run: Run, short_ring: None) -> None:
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("ring -b 1M", "--bytes and --gamma are for goal and chakra, not for msccl"),
-        ("ring --format text --gamma 1", "--bytes and --gamma are for goal and chakra"),
-        ("ring --format goal --max-steps 3", "--max-steps is for msccl, not for goal"),
-        ("ring --format chakra", "name them with --output"),
-        ("ring --format goal -b x", "is not a size"),
-        ("ring -c all_gather --format goal -b 7", "cannot divide 7 bytes into blocks"),
+        ("ring --format goal", "'goal' is not one of 'msccl', 'mscclpp', 'text'"),
+        ("ring --format text --max-steps 3", "--max-steps is for msccl, not for text"),
         ("ring -k 40", "more than 64 steps"),
         ("ring -k 40 --format mscclpp", "MAX_OPERATION"),
         ("dissemination -c barrier", "MSCCL has no barrier"),

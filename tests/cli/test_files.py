@@ -15,13 +15,12 @@ import pytest
 
 from ringcoll.bench import plot
 from ringcoll.cli.output import print_json
-from ringcoll.machine import json_text, replace_files
+from ringcoll.machine import json_text
 from tests.cli.conftest import Run
 
 WRITERS = (
     "export ring -k 2 -o {}",
     "export ring -k 2 --format text -o {} --json",
-    "export ring -k 2 --format chakra -o {}",
     "simulate ring -k 2 -o {}",
     "search all_gather --topology ring -k 2 --method greedy -o {}",
 )
@@ -80,16 +79,6 @@ def test_the_longest_name(run: Run, own_folder: Path) -> None:
     name = "ä" * 127
     assert run("export", "ring", "-k", "2", "-o", name).exit_code == 0
     assert [path.name for path in own_folder.iterdir()] == [name]
-
-
-def test_several_files_are_replaced_together(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "no" / "second"
-    first.write_text("as it was")
-    with pytest.raises(OSError, match="No such file or directory") as caught:
-        replace_files({first: "other", second: "text"})
-    assert caught.value.filename == str(second)
-    assert first.read_text() == "as it was"
-    assert [*tmp_path.iterdir()] == [first]
 
 
 def test_a_picture_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -175,7 +164,6 @@ def test_a_simulation_that_never_ends(run: Run, words: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "export ring --format goal --gamma nan",
         "compare --seconds inf",
         "train --lr nan",
         "tune --seconds nan",

@@ -50,7 +50,7 @@ COMMANDS = (
     *("show FILE -o x.svg", "show FILE --grid -o x.svg", "show FILE -o x.html"),
     *("order FILE", "order FILE --json", "verify FILE", "verify FILE --json", "simulate FILE"),
     *("simulate FILE -o x.svg", "simulate FILE -o x.json", "simulate FILE -o x.html"),
-    *("export FILE", "export FILE --format mscclpp", "export FILE --format goal"),
+    *("export FILE", "export FILE --format mscclpp"),
     "plot crossover --algorithms FILE,ring -o x.svg",
 )
 

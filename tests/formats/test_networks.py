@@ -1,22 +1,18 @@
 """Networks in files of other systems, against what they are by hand."""
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from ringcoll.cli import cli
-from ringcoll.errors import ArgumentError, MissingExtraError
-from ringcoll.formats import topology_from_infragraph, topology_from_nccl, topology_in
-from ringcoll.formats.network_files import _work
+from ringcoll.errors import ArgumentError
+from ringcoll.formats import topology_from_nccl, topology_in
 from ringcoll.simulation import topology_text
 
 NETWORKS = Path(__file__).parent / "networks"
-SOCKETS, HOSTS, RACK = (
-    (NETWORKS / name).read_text() for name in ("pair_of_sockets.xml", "two_hosts.xml", "rack.yaml")
+SOCKETS, HOSTS = (
+    (NETWORKS / name).read_text() for name in ("pair_of_sockets.xml", "two_hosts.xml")
 )
 
 
@@ -123,128 +119,21 @@ class TestNCCL:
             topology_from_nccl(text)
 
 
-class TestInfraGraph:
-    def test_accelerators_are_ranks(self):
-        topology = topology_from_infragraph(RACK)
-        assert topology.world_size == 4
-        own = {
-            (rank, f"server_{host}_{switch}_0", rate, latency)
-            for host, ranks in enumerate(("01", "23"))
-            for rank in ranks
-            for switch, rate, latency in (("scale_up", 300, 0.5), ("pcie_switch", 32, 0))
-        }
-        shared = {
-            row
-            for host in (0, 1)
-            for row in (
-                (f"server_{host}_nic_0", f"server_{host}_pcie_switch_0", 32, 0),
-                (f"leaf_0_port_{host}", f"server_{host}_nic_0", 50, 2),
-                ("leaf_0_asic_0", f"leaf_0_port_{host}", 800, 0),
-            )
-        }
-        assert lines(topology) == own | shared
-
-    @pytest.mark.parametrize(
-        "text,said",
-        [
-            (RACK.replace("choice: xpu", "choice: cpu"), "no rank"),
-            (
-                RACK.replace("gigabits", "gigatransfers"),
-                "without a bandwidth in bits or bytes: .*ethernet",
-            ),
-            (RACK.replace("device: switch", "device: other"), "no graph of InfraGraph"),
-            (RACK.replace("count: 2}", "count: 2000000}"), "too large"),
-            (RACK.replace("count: 2}", "count: 0x7d000}"), "too large"),
-            (RACK.replace("count: 1}", "count: 99999}"), "too large"),
-            (RACK.replace("count: 2", f"count: {'9' * 5000}"), "too large|no graph"),
-            (
-                RACK.replace("name: xpu, choice: xpu", "name: server, choice: device"),
-                "too large|no graph",
-            ),
-            (
-                RACK.replace("name: scale_up,", "name: pcie-switch,"),
-                "differ only in signs|no graph",
-            ),
-            ("devices: [", "no graph of InfraGraph"),
-            ("devices: 3", "no graph of InfraGraph"),
-            ("", "no graph of InfraGraph|no rank"),
-        ],
-    )
-    def test_bad_files_are_refused(self, text, said):
-        with pytest.raises(ArgumentError, match=said):
-            topology_from_infragraph(text)
-
-    def test_a_missing_package_is_named(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "infragraph.infragraph_service", None)
-        with pytest.raises(MissingExtraError, match=r"ringcoll\[infragraph\]"):
-            topology_from_infragraph(RACK)
-
-
 def test_the_format_is_found_out():
     assert topology_in(SOCKETS).world_size == 3
     assert topology_in('<?xml version="1.0"?>\n' + HOSTS).world_size == 2
-    assert topology_in(RACK, name="rack").name == "rack"
+    assert topology_in(SOCKETS, name="rack").name == "rack"
     assert topology_in("\ufeff0 -- 1 50 1").world_size == 2
-    assert topology_in(RACK.replace("name: rack", '"name": rack', 1)).world_size == 4
     assert topology_in("# a comment\n\n0 -- 1 50 1  # fast\n").world_size == 2
     with pytest.raises(ArgumentError, match="line 1"):
         topology_in("nonsense")
 
 
 def test_commands_read_all_of_them():
-    for name in ("pair_of_sockets.xml", "two_hosts.xml", "rack.yaml"):
+    for name in ("pair_of_sockets.xml", "two_hosts.xml"):
         for words in (
             f"simulate ring all_reduce --graph {NETWORKS / name}",
             f"show {NETWORKS / name}",
         ):
             result = CliRunner().invoke(cli, words.split())
             assert result.exit_code == 0, result.output
-    assert "leaf_0_asic_0" in result.stdout
-
-
-def device(components: dict[str, tuple[str, int]], *edges: tuple[str, str, str]) -> SimpleNamespace:
-    """A device of components with choice and count, and edges with their ends and scheme."""
-    return SimpleNamespace(
-        name="device",
-        components=[
-            SimpleNamespace(name=name, choice=choice, count=count)
-            for name, (choice, count) in components.items()
-        ],
-        edges=[
-            SimpleNamespace(
-                ep1=SimpleNamespace(component=first),
-                ep2=SimpleNamespace(component=second),
-                scheme=scheme,
-            )
-            for first, second, scheme in edges
-        ],
-    )
-
-
-@pytest.mark.parametrize(
-    "inside,work",
-    [
-        (device({"xpu": ("xpu", 3), "nic": ("nic", 4)}), 7),  # no edge, and the nodes are made
-        (device({"xpu": ("xpu", 3), "nic": ("nic", 4)}, ("xpu", "nic", "one2one")), 7 * 4),
-        (device({"xpu": ("xpu", 3), "nic": ("nic", 4)}, ("nic[0]", "xpu", "one2one")), 7 * 4),
-        (device({"xpu": ("xpu", 3), "nic": ("nic", 4)}, ("xpu", "nic", "many2many")), 7 * 12),
-        (
-            device(
-                {"xpu": ("xpu", 3), "nic": ("nic", 4)},
-                ("xpu[0:2].port", "nic", "many2many"),
-                ("xpu", "elsewhere", "many2many"),
-            ),
-            7 * (12 + 3),
-        ),
-    ],
-)
-def test_the_work_for_a_graph_is_known_before_it_is_made(inside: Any, work: int):
-    instances = [SimpleNamespace(device="device", count=5), SimpleNamespace(device="no", count=9)]
-    graph = SimpleNamespace(devices=[inside], instances=instances)
-    assert _work(graph) == 5 * work
-    outer = device({"device": ("device", 2), "port": ("port", 1)})
-    outer.name = "outer"
-    nested = SimpleNamespace(
-        devices=[inside, outer], instances=[SimpleNamespace(device="outer", count=3)]
-    )
-    assert _work(nested) == 3 * (2 * 7 + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
-from ringcoll.collectives import close, communicator, measurements
+from ringcoll.collectives import close, measurements
 from ringcoll.simulation import Measurements
 
-__all__ = ["Slowed", "ddp_losses", "fsdp_losses", "probed", "slowed", "time_both"]
+__all__ = ["ddp_losses", "fsdp_losses", "probed", "time_both"]
 
 
 def probed(budget_s: float) -> tuple[Measurements, float]:
@@ -59,43 +59,10 @@ def time_both(file: str, sizes: Sequence[int], repetitions: int) -> list[Any]:
     return results
 
 
-class Slowed(NamedTuple):
-    """The end of each operation, why the next one would run as it does, and the network of the fit; whether sums were right."""
-
-    ends_s: list[float]
-    reasons: list[str]
-    graphs: list[str]
-    right: bool
-
-
-def slowed(file: str, nbytes: int, seconds: float) -> Slowed:
-    """All-reduce for some seconds in a group that refits; meanwhile a link becomes slow."""
-    group = dist.new_group(timeout=timedelta(seconds=120))
-    ringcoll.use(group, fit=file, refit=True)
-    tensor, begin = torch.empty(nbytes // 4), time.monotonic()
-    ends, reasons, graphs, right = list[float](), list[str](), list[str](), True
-    go_on = torch.ones(1)
-    while go_on.item():
-        tensor.fill_(dist.get_rank() + 1.0)
-        ringcoll.all_reduce(tensor, group=group)
-        ranks = dist.get_world_size()
-        right &= tensor[0].item() == tensor[-1].item() == ranks * (ranks + 1) / 2
-        ends.append(time.monotonic())
-        table = communicator(group, torch.device("cpu")).table
-        assert table is not None
-        assert table.fit is not None
-        graphs.append(table.fit.graph)
-        reasons.append(str(ringcoll.explain("all_reduce", nbytes, group)).splitlines()[1])
-        go_on[0] = float(ends[-1] - begin < seconds)
-        ringcoll.broadcast(go_on, src=0, group=group)
-    close(group)
-    return Slowed(ends, reasons, graphs, right)
-
-
-def ddp_losses(file: str | None, refits_at: int, steps: int) -> tuple[list[float], str]:
+def ddp_losses(file: str | None, steps: int) -> tuple[list[float], str]:
     """Losses of a small model under torch's DDP, in whole numbers, whose sums are exact in every order.
 
-    The group has a fit from the beginning, or refits before a step; the second result says what it then ran.
+    The second result says what the group ran.
     """
     options = ringcoll.Options(fit=file)
     group = dist.new_group(backend="ringcoll", pg_options=options)
@@ -105,9 +72,7 @@ def ddp_losses(file: str | None, refits_at: int, steps: int) -> tuple[list[float
         layer.weight.copy_(torch.randint(-3, 4, layer.weight.shape).float())
     model = DistributedDataParallel(layer, process_group=group)
     losses = []
-    for step in range(steps):
-        if step == refits_at:
-            ringcoll.refit(group, [("all_reduce", 96 * 700 * 4)], 2.0)
+    for _ in range(steps):
         inputs = torch.randint(-2, 3, (4, 96)).float() * (dist.get_rank() + 1)
         model.zero_grad()
         loss = (model(inputs) * 0.25 * dist.get_world_size()).sum()  # DDP divides by that first

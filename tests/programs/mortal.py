@@ -143,14 +143,13 @@ def started(
     limit_s: float = 30.0,
     *,
     verify_messages: bool = False,
-    refit: bool = False,
 ) -> resilient.ResilientGroup:
     """A resilient group of the first ranks."""
     limit = timedelta(seconds=limit_s)
     dist.init_process_group(
         "ringcoll", store=store, rank=rank, world_size=world_size, timeout=limit
     )
-    return resilient.start(transport=transport, verify_messages=verify_messages, refit=refit)
+    return resilient.start(transport=transport, verify_messages=verify_messages)
 
 
 # --- training ---------------------------------------------------------------------------
@@ -296,26 +295,6 @@ def operations(
     found["size"] = group.rank(), group.size(), [change.lost for change in group.changes]
     group.close()
     return found
-
-
-def refitted(store: dist.Store, rank: int, world_size: int, victim: int) -> Any:
-    """Sums before and after a death, and for how many ranks the group was fitted at the beginning and the end."""
-    group = started(store, rank, world_size, refit=True)
-
-    def fitted_for() -> int | None:
-        table = group.communicator.table
-        return table.fit.world_size if table is not None and table.fit is not None else None
-
-    sums, sizes = [], []
-    for number in range(12):
-        if number == 6 and rank == victim:
-            die()
-        x = value_of(rank, 100_000)
-        ringcoll.all_reduce(x, group=group)
-        sums.append(x)
-        sizes.append(fitted_for())
-    group.close()
-    return sums, sizes
 
 
 def rooted(store: dist.Store, rank: int, world_size: int, victim: int) -> dict[str, Any]:

@@ -295,7 +295,7 @@ def _calls(group: Any) -> dict[str, Callable[[], Pairs]]:
 
 NO_COLLECTIVES = {
     "Explanation", "Faults", "LocalGroup", "MpiGroup", "Options", "UserOp", "Work", "bytes_sent", "close",
-    "empty_shared", "explain", "mpi_group", "premul_sum", "probe", "refit", "run_threads", "share", "simulate", "trace",
+    "empty_shared", "explain", "mpi_group", "premul_sum", "probe", "run_threads", "share", "simulate", "trace",
     "use",
 }  # fmt: skip
 

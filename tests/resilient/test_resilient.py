@@ -132,17 +132,6 @@ def test_sums_are_over_those_who_are_there(victims: list[int], numel: int):
         assert sorted(rank for ranks in lost for rank in ranks) != []
 
 
-def test_who_is_left_measures_and_fits_anew():
-    results = run_mortals(mortal.refitted, 4, 1)
-    assert results[1] == DEAD
-    for rank in (0, 2, 3):
-        sums, sizes = results[rank]
-        for number, x in enumerate(sums):
-            wanted = sum_of(range(4) if number < 6 else (0, 2, 3), 100_000)
-            assert torch.equal(x, wanted), (rank, number)
-        assert sizes == [None] * 6 + [3] * 6
-
-
 def test_what_depends_on_who_is_there_is_not_tried_again():
     results = run_mortals(mortal.rooted, 4, 1)
     for rank, result in zip((0, 2, 3), (results[0], results[2], results[3]), strict=True):
