@@ -71,7 +71,7 @@ bench: $(VENV)/.installed-plot ## The all-reduce benchmark, in the layout of ncc
 bench-gpu: ## Check and measure everything on a GPU, with PYTHON's torch, CuPy and ucxx
 	@PYTHONPATH=$(CURDIR) $(PYTHON) benchmarks/gpu.py $(GPU_FLAGS)
 
-peers: .peers/openmpi/.installed .peers/mpich/.installed ## Install Open MPI and MPICH, to be measured against
+peers: .peers/openmpi/.installed .peers/mpich/.installed ## Install Open MPI and MPICH, to measure against
 
 bench-peers: $(VENV)/.installed-peers peers ## All-reduce against gloo, Open MPI, MPICH and the limits
 	@$(BIN)/python benchmarks/peers.py $(PEERS_FLAGS)
@@ -118,7 +118,7 @@ player/node_modules/.package-lock.json: player/package-lock.json
 .peers/%/.installed: constraints.txt
 	@test -x .peers/$*/bin/python || $(PYTHON) -m venv .peers/$*
 	@echo "installing $* into .peers/$*"
-	@.peers/$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $* mpi4py numpy lazy_loader
+	@.peers/$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $*
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.torch pyproject.toml

@@ -15,10 +15,8 @@ no tags.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,29 +29,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.pro
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.launch import RankError, Ranks, mpiexec
+from ringcoll.launch import RankError, Ranks
 from tests.programs import deaths, disagreements
 from tests.programs.deaths import ENDINGS, run_ending
 from tests.programs.disagreements import (
     KINDS,
     WORLD_SIZE,
-    Met,
     kinds_over,
     run_kinds,
     run_on_threads,
 )
 
-_ROOT = Path(__file__).resolve().parent.parent
-PAGE = _ROOT / "docs" / "reliability.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- written by benchmarks/faults.py -->", "<!-- end -->"
-TRANSPORTS = ("threads", "shared", "ucx", "gloo", "mpi", "nccl")
+TRANSPORTS = ("threads", "shared", "ucx", "gloo", "nccl")
 OVER_PROCESSES = ("shared", "ucx", "gloo")
 PROBLEMS = (
     "silent", "wrong value", "untyped", "unnamed", "late", "false alarm", "no mismatch",
     "hangs", "crashes",
 )  # fmt: skip
 _BATCH_S = 90.0  # for the kinds that are tried at once
-_MPI_S = 300.0  # for the whole program
 
 Found = dict[str, list[Any]]
 """What each rank met, by the name of a kind or of an ending."""
@@ -61,12 +56,8 @@ Found = dict[str, list[Any]]
 
 def available() -> list[str]:
     """The transports that can be tried here."""
-    lacking = set()
-    if find_spec("ucxx") is None:
-        lacking.add("ucx")
-    if find_spec("mpi4py") is None or mpiexec.beside() is None:
-        lacking.add("mpi")
-    return [name for name in TRANSPORTS if name not in lacking]
+    lacking = "" if find_spec("ucxx") else "ucx"
+    return [name for name in TRANSPORTS if name != lacking]
 
 
 def disagree(transport: str, names: Sequence[str], at_once: int = 1) -> Found:
@@ -75,8 +66,6 @@ def disagree(transport: str, names: Sequence[str], at_once: int = 1) -> Found:
         with ThreadPoolExecutor(at_once) as executor:
             met = executor.map(lambda name: run_on_threads(name, transport), names)
             return dict(zip(names, met, strict=True))
-    if transport == "mpi":
-        return _over_mpi(names)
     found: Found = {}
     ranks: Ranks | None = None
     try:
@@ -94,27 +83,6 @@ def disagree(transport: str, names: Sequence[str], at_once: int = 1) -> Found:
         if ranks is not None:
             ranks.close()
     return found
-
-
-def _over_mpi(names: Sequence[str]) -> Found:
-    command = mpiexec.beside()
-    assert command is not None
-    with tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, "-m", "tests.programs.disagreements", folder, *names]
-        try:
-            mpiexec.run(
-                command, WORLD_SIZE, program, timeout_s=_MPI_S, variables={"PYTHONPATH": str(_ROOT)}
-            )
-        except (mpiexec.MpiexecError, TimeoutError) as error:
-            print(f"mpi: {error}", flush=True)
-        told: list[dict[str, Any]] = []
-        for rank in range(WORLD_SIZE):
-            path = Path(folder, f"{rank}.json")
-            met = json.loads(path.read_text()) if path.exists() else {}
-            told.append({name: Met(*fields) for name, fields in met.items()})
-    # After a kind that hangs or crashes no other is tried.
-    num_told = min(len(each) for each in told)
-    return {name: [each.get(name) for each in told] for name in names[: num_told + 1]}
 
 
 def outcome(words: Iterable[str], errors: Iterable[str], seconds: Sequence[float]) -> str:

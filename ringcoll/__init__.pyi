@@ -35,8 +35,6 @@ from .collectives.groups import share as share
 from .collectives.groups import use as use
 from .group.queue import Work as Work
 from .launch.plain_groups import LocalGroup as LocalGroup
-from .launch.plain_groups import MpiGroup as MpiGroup
-from .launch.plain_groups import mpi_group as mpi_group
 from .launch.plain_groups import run_threads as run_threads
 from .reduction import UserOp as UserOp
 from .reduction import premul_sum as premul_sum

@@ -34,7 +34,7 @@ from ringcoll.bench import environment
 from ringcoll.cli import cli
 from ringcoll.cost import built_in
 from ringcoll.errors import MissingExtraError, TransportError
-from ringcoll.launch import Ranks, mpiexec
+from ringcoll.launch import Ranks
 from ringcoll.launch.processes import _context
 from ringcoll.machine import Lines, Tuned, replace_file, served, tuning
 from ringcoll.resilient import Membership, packed, unpacked
@@ -77,14 +77,14 @@ ONLY = {
     },
     "subprocess": {"cli/doctor", "cli/programs", "launch/mpiexec"},
     "socket": {
-        *("machine/stores", "launch/plain_groups", "transport/gloo", "resilient/membership"),
+        *("machine/stores", "transport/gloo", "resilient/membership"),
         *("bench/measure", "launch/mpiexec"),  # the host's name; a free port
         *("watch/flight_report", "machine/lines"),
         "machine/facts",  # the way to another host, on which nothing is sent
     },
     "os.exec*": {"launch/leash"},  # the program that its caller names
     "*.create_server": {"machine/stores", "machine/lines"},
-    "*.TCPStore()": {"machine/stores", "launch/processes", "launch/plain_groups", "resilient/membership"},
+    "*.TCPStore()": {"machine/stores", "launch/processes", "resilient/membership"},
     "secrets": {"resilient/membership"},  # a name, and no password
     # files
     "*.write_bytes": {"machine/files"},
@@ -98,8 +98,7 @@ ONLY = {
     # what reads text that was written elsewhere
     "json.load*": {
         *("machine/stores", "tracing/recorder"),  # tests/test_parsers.py tries them
-        *("training/model_on_ranks", "launch/plain_groups", "bench/peers"),
-        "bench/mpi_peer",  # the command line on which its own program starts it
+        "training/model_on_ranks",
         *("watch/flight_report", "formats/documents", "resilient/membership"),
         "simulation/measured",  # tests/simulation/test_measured.py tries it
         "machine/files",  # traces, which tests/player and tests/pictures give odd
@@ -345,23 +344,8 @@ def test_what_starts_the_ranks_is_reached_by_this_user_only() -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700 if folder.exists() else path != server
 
 
-@pytest.mark.processes
-def test_what_ranks_of_mpi_listen_on(tmp_path: Path) -> None:
-    pytest.importorskip("mpi4py")
-    if (command := mpiexec.beside()) is None:
-        pytest.skip("no mpiexec is beside Python")
-    program = [sys.executable, "-m", "tests.programs.listeners", str(tmp_path)]
-    paths = {"PYTHONPATH": str(PACKAGE.parent)}
-    mpiexec.run(command, 2, program, timeout_s=100.0, variables=paths)
-    for rank, own in enumerate(("store", "")):
-        document = json.loads((tmp_path / f"{rank}.json").read_text())
-        now = set(document["now"]) - set(document["before"])
-        hosts = {address for address in now if not address.startswith("@ringcoll-")}
-        assert hosts == ({LOOPBACK} if own else set())
-
-
 def test_a_store_of_torch_listens_on_every_interface() -> None:
-    """As `mpi_group` makes the store for several hosts, and `init_process_group` any."""
+    """As `init_process_group` makes it."""
     before = set(listeners.listening())
     assert not before & {"::", "0.0.0.0"}
     store = dist.TCPStore("localhost", 0, None, True, wait_for_workers=False)

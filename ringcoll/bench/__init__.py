@@ -5,8 +5,6 @@
 `contenders`     the table of contenders (ringcoll, torch.distributed, limits), and their inputs
 `rounds`         functions that take turns, statistics, units; without torch
 `measure`        what is measured, and the measurement on every rank
-`peers`          MPI libraries beside ours
-`mpi_peer`       the script that measures under their ``mpiexec``
 `reports`        measurements as JSON, CSV and sentences, and what they have to be read with
 `plot`           curves, the Pareto front, pictures of training; needs matplotlib
 `training`       trainers side by side; a collective, or a trainer, under `ringcoll.trace`

@@ -1,4 +1,3 @@
-from . import peers as peers
 from . import plot as plot
 from . import tuner as tuner
 from .contenders import DTYPES as DTYPES
@@ -27,7 +26,6 @@ from .names import EPOCHS as EPOCHS
 from .names import LIMITS as LIMITS
 from .names import NATIVE as NATIVE
 from .names import OVER as OVER
-from .names import PEER_FOLDER as PEER_FOLDER
 from .names import PERSISTENT as PERSISTENT
 from .names import SHARED as SHARED
 from .names import WIRE_NAMES as WIRE_NAMES

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ringcoll.bench.contenders import (
     DTYPES,
     Buffers,
+    Caller,
     Oracle,
     Workload,
     caller,
@@ -68,6 +69,9 @@ def device(kind: str = "cpu") -> dict[str, Any]:
         "device_info": cpu() if kind == "cpu" else torch.cuda.get_device_name(used),
         "threads": torch.get_num_threads(),
     }
+
+
+Others = Mapping[str, Callable[[Workload, Buffers], Caller]]
 
 
 @dataclass(frozen=True)
@@ -299,8 +303,15 @@ class _Entry:
 class _Bench:
     """The measurement of one workload, on one rank."""
 
-    def __init__(self, meeting: Meeting, request: BenchRequest, workload: Workload) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        request: BenchRequest,
+        workload: Workload,
+        others: Others | None = None,
+    ) -> None:
         self.meeting, self.request, self.workload = meeting, request, workload
+        self.others = others or {}
         self.rank, self.world_size = meeting.rank, meeting.world_size
         self.shape = shape(workload, self.world_size)
         self.device = device_of(request.device, self.rank)
@@ -387,14 +398,18 @@ class _Bench:
             entry.timings[mode] = Timing((), 1, None)
             return entry
         for mode in self.modes:
-            call = caller(
-                contender,
-                self.workload,
-                self._buffers_of(contender, mode),
-                self.rank,
-                self.world_size,
-                self.request.segment_bytes,
-            )
+            buffers = self._buffers_of(contender, mode)
+            if contender in self.others:
+                call = self.others[contender](self.workload, buffers)
+            else:
+                call = caller(
+                    contender,
+                    self.workload,
+                    buffers,
+                    self.rank,
+                    self.world_size,
+                    self.request.segment_bytes,
+                )
             check = self.request.check and not scout and self.oracle.exact
             refused, wrong = self._try(contender, mode, call, check=check)
             if refused is not None:
@@ -472,11 +487,14 @@ def _settle(device: torch.device) -> None:
 
 
 def measure(
-    request: BenchRequest, report: Callable[[list[Result]], object] | None = None
+    request: BenchRequest,
+    report: Callable[[list[Result]], object] | None = None,
+    others: Others | None = None,
 ) -> list[Result]:
     """Measure; called by all ranks of the default group alike.
 
     ``report`` is called on rank 0 with the results of each workload as soon as they are there.
+    ``others`` makes the calls of contenders of other libraries, by their names in the request.
     The results of each contender on each workload are returned, on every rank the same.
     """
     for module in request.modules:
@@ -490,7 +508,7 @@ def measure(
         if request.seconds is not None:
             left = request.seconds - (time.perf_counter() - start)
             seconds = max(0.0, left) / (len(workloads) - index)
-        results = _Bench(meeting, request, workload).run(seconds)
+        results = _Bench(meeting, request, workload, others).run(seconds)
         measured += results
         if report is not None and meeting.rank == 0:
             report(results)

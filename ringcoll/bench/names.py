@@ -1,7 +1,5 @@
 """The names of contenders and dtypes; pages of help show them without torch."""
 
-from pathlib import Path
-
 NATIVE = "native"
 """Name of torch.distributed's own collective among the contenders."""
 AUTO = "auto"
@@ -19,8 +17,6 @@ DTYPE_NAMES = (
     "f8e4m3", "f8e5m2", "int16", "uint16", "bool", "complex64", "complex128",
 )  # fmt: skip
 """Dtypes by the names of nccl-tests, and more by those of torch."""
-PEER_FOLDER = Path(".peers")
-"""Where ``make peers`` installs other libraries: an environment each."""
 EPOCHS, BUCKET_BYTES = 5, 1 << 18
 """Of a training run, if none are given."""
 WIRE_NAMES = ("float16", "bfloat16")

@@ -1,4 +1,4 @@
-"""Time functions side by side, in rounds; without torch, so that ranks of MPI libraries can, too.
+"""Time functions side by side, in rounds; without torch.
 
 Problem: two libraries are compared on a machine whose speed changes from second to second, and
 whose caches and connections remember which ran last. So all contenders run in *rounds*: in each

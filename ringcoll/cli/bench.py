@@ -19,14 +19,12 @@ from ringcoll.bench import (
     FEW_SAMPLES,
     LIMITS,
     OVER_RANKS,
-    PEER_FOLDER,
     as_size,
     time_in_words,
 )
 from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
 from ringcoll.cli.output import echo, print_csv, print_json
-from ringcoll.launch import adopt_ranks
 from ringcoll.machine import json_text, replace_file
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
@@ -45,7 +43,7 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
     examples="""
         ringcoll bench all_reduce -b 8 -e 128M -f 2
         ringcoll bench all_reduce -k 2 --algorithms ring,native -b 1K -e 1M -f 4
-        ringcoll bench all_reduce -b 8 -e 64M -f 8 --peers gloo,mpich --limits
+        ringcoll bench all_reduce -b 8 -e 64M -f 8 --algorithms auto,native --limits
         ringcoll bench all_reduce --device cuda --cuda-transport ucx -k 4 -e 256M
         ringcoll bench broadcast -r all -d half -J broadcast.json
         torchrun --nproc-per-node 4 -m ringcoll bench all_reduce
@@ -91,12 +89,6 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @measuring.device_option
 @measuring.transport
 @measuring.cuda_transport
-@click.option("--peers", default="", metavar="NAMES",
-              help="Other libraries, measured too: gloo, which takes turns with the algorithms "
-              "as `native` does; openmpi, mpich, which run afterwards.")  # fmt: skip
-@click.option("--peer-dir", type=click.Path(file_okay=False, path_type=Path),
-              default=PEER_FOLDER, show_default=True,
-              help="Where `make peers` has installed them.")  # fmt: skip
 @click.option("--limits", is_flag=True,
               help="Also time an exchange of what has to be sent, an addition of what has to be "
               "added, and a copy; and print how near each algorithm comes.")  # fmt: skip
@@ -121,8 +113,6 @@ def bench(
     device: str,
     transport: str,
     cuda_transport: str,
-    peers: str,
-    peer_dir: Path,
     limits: bool,
     file: Path | None,
     as_json: bool,
@@ -143,8 +133,7 @@ def bench(
     broadcast and reduce. #wrong counts elements that differ in any bit from the exact
     result, on all ranks.
 
-    Several algorithms take turns within one run, in an order that changes. Peers of MPI,
-    which are started by their own mpiexec, run after them.
+    Several algorithms take turns within one run, in an order that changes.
 
     The efficiency that --limits prints is (exchange + add) over the time of the algorithm:
     an exchange with both neighbours at once of what a rank has to send, over the same
@@ -160,14 +149,8 @@ def bench(
         raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
     if minbytes < maxbytes < minbytes + stepbytes and not options.typed(ctx) & _STEPS:
         stepfactor = 2  # with nccl-tests' step of 1 MiB, such a range would be one size
-    others = lab.peers.read(peers)
-    mpi_peers = [name for name in others if name in lab.peers.MPI_PEERS]
-    if mpi_peers and adopt_ranks():
-        raise click.UsageError("peers of MPI are started on this machine, not by another launcher")
-    for name in mpi_peers:
-        lab.peers.find(name, peer_dir)
     own, modules = measuring.contenders(collective, algorithms, world_size)
-    named = (*own, *lab.peers.contenders(others), *(LIMITS if limits else ()))
+    named = (*own, *(LIMITS if limits else ()))
     measuring.check_memory(max(minbytes, maxbytes), world_size, device)
     request = lab.BenchRequest(
         collective,
@@ -183,7 +166,7 @@ def bench(
     if not request.workloads:
         raise click.UsageError(f"operator {request.ops[0]} is not defined for {request.dtypes[0]}")
     facts = lab.environment(world_size) | {"transport": catalogue.resolved(device)}
-    printer = _Printer(request, facts, streams=not (as_json or as_csv or mpi_peers))
+    printer = _Printer(request, facts, streams=not (as_json or as_csv))
     results = measuring.measured(
         request,
         world_size,
@@ -193,8 +176,6 @@ def bench(
         on_report=printer.results,
         on_start=printer.start,
     )
-    for name in mpi_peers:
-        results += lab.peers.measure_peer(name, request, world_size, peer_dir)
     if printer.devices:  # under a launcher rank 0 has them, and prints
         everything = lab.document(request, facts, printer.devices, results)
         if as_json:

@@ -91,12 +91,6 @@ def _variable(name: str, value: str) -> Iterator[None]:
 def _use(ctx: click.Context, param: click.Parameter, asked: str | None) -> str:
     """Let the ranks use a transport for the tensors that the option is for; name it."""
     kind = "cpu" if param.name == "transport" else "cuda"
-    if (asked or forced_transport(kind)) == "mpi":
-        raise click.BadParameter(
-            "this command starts its ranks itself, and ranks that use MPI are started by "
-            "mpiexec: write a program that calls ringcoll.mpi_group(), and start it with "
-            "`mpiexec -n 4 python program.py`"
-        )
     if asked is not None:
         ctx.with_resource(_variable(TRANSPORT_VARIABLES[kind], asked))
     return catalogue.resolved(kind) if kind == "cpu" else catalogue.named(kind, None)

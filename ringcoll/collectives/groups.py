@@ -99,8 +99,8 @@ class MessageWork:
 class OwnGroup:
     """One rank of a group that torch does not know: the group brings its communicator.
 
-    ``members`` are all communicators of the rank; `on` may add communicators. `isend` and `irecv`
-    are as those of ``torch.distributed``, in which a process group of torch has them. They follow
+    ``members`` are all communicators of the rank. `isend` and `irecv` are as those of
+    ``torch.distributed``, in which a process group of torch has them. They follow
     the group's first collective, in which the ranks meet, and no operation runs meanwhile. Two ends
     that expect other lengths do not match, and their tags are apart from those of operations as the
     tags of two operations are.
@@ -278,8 +278,7 @@ def communicator(group: Any, device: torch.device) -> Communicator:
     Parameters
     ----------
     group
-        A process group of torch, a `LocalGroup`, a group of `ringcoll.mpi_group`, or ``None``
-        for the default group.
+        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
     device
         Device of the tensors.
 
@@ -436,14 +435,13 @@ def use(
         alike.
     transport
         Transport of CPU tensors: ``"shared"`` (memory that the ranks of a host share; UCX or gloo
-        between hosts), ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), ``"mpi"`` (with
-        ``ringcoll[mpi]``, where ``mpiexec`` has started the ranks), or ``"auto"``: shared memory on
-        Linux and x86-64, otherwise UCX where it is installed, otherwise gloo. The environment's
-        ``RINGCOLL_TRANSPORT`` overrides it.
+        between hosts), ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), or ``"auto"``:
+        shared memory on Linux and x86-64, otherwise UCX where it is installed, otherwise gloo. The
+        environment's ``RINGCOLL_TRANSPORT`` overrides it.
     cuda_transport
-        Transport of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` or ``"mpi"`` (both by way of
-        host memory), or ``"auto"``: NCCL where torch has it, otherwise UCX or gloo. The
-        environment's ``RINGCOLL_CUDA_TRANSPORT`` overrides it.
+        Transport of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` (by way of host memory), or
+        ``"auto"``: NCCL where torch has it, otherwise UCX or gloo. The environment's
+        ``RINGCOLL_CUDA_TRANSPORT`` overrides it.
     verify_messages
         Whether each message of a collective has a checksum, with which its receiver finds what was
         changed, lost or doubled on its way, and raises `CorruptMessageError`; not over NCCL. The
@@ -538,7 +536,7 @@ def close(group: Any = None, *, drain_s: float = 0.0) -> None:
     """Release what the library holds for a group; the group may be used again afterwards.
 
     All ranks of the group have to close it before any rank uses it again. The group is then like
-    a fresh group, even if it was broken. A group of `ringcoll.mpi_group` is closed for good.
+    a fresh group, even if it was broken.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Ways to start ranks: as threads, as processes of this machine, by ``mpiexec``.
 
 ==============  ==========================================================
-`plain_groups`  groups without torch's: of threads of this process, and of ranks of MPI
+`plain_groups`  groups without torch's, of threads of this process
 `processes`     a pool of processes that run functions, and what travels to them and back
 `leash`         a program of one's own, which ends with this one
 `mpiexec`       MPI programs, started and watched; and ranks that a launcher has started

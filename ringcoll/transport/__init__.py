@@ -9,7 +9,6 @@
 `nccl`       grouped batches on a process group of torch's NCCL
 `shared`     memory that the ranks of one host share, CPU tensors
 `ucx`        UCX: shared memory, TCP, CUDA IPC; CPU and CUDA tensors
-`mpi`        MPI, with the `mpiexec` and library of the user's; CPU tensors
 `local`      k ranks in one process, with threads or step by step
 `streams`    CUDA streams: where a group's operations run on a GPU
 ===========  ==========================================================

@@ -27,11 +27,6 @@ from .gloo import GlooMesh as GlooMesh
 from .gloo import GlooTransport as GlooTransport
 from .local import Hub as Hub
 from .local import LocalTransport as LocalTransport
-from .mpi import Channels as Channels
-from .mpi import MpiTransport as MpiTransport
-from .mpi import channels as channels
-from .mpi import mpi_library as mpi_library
-from .mpi import wait_for as wait_for
 from .nccl import NcclTransport as NcclTransport
 from .shared.memory import EXCHANGED as EXCHANGED
 from .shared.memory import PIECE as PIECE

@@ -11,7 +11,7 @@ up (recursive doubling), each rank would otherwise add its own exact result to t
 result, and the ranks would end with different sums. So the tensors must be the library's own
 working copies, never the user's memory.
 
-CUDA tensors over transports that only know CPU memory: gloo and MPI
+CUDA tensors over transports that only know CPU memory: gloo
 --------------------------------------------------------------------
 With `StagedTransport` a message of a CUDA tensor passes through host memory, in pieces of
 `SEGMENT_BYTES`. A GPU copies by itself only from and to *pinned* memory, which is slow to get and

@@ -136,16 +136,10 @@ _ENTRIES = {
             stages=True,
             costs=LinkCosts(60e-6, 0.5e-9, 0.15e-9, 30e-6),
         ),
-        Entry(
-            name="mpi",
-            module="ringcoll.transport.mpi",
-            sends=("cpu",),
-            stages=True,
-            costs=LinkCosts(60e-6, 0.5e-9, 0.15e-9, 30e-6),
-            extra="mpi",
-            automatic=False,  # `mpiexec` has to have started the ranks
-        ),
     )
+}
+_GONE = {
+    "mpi": "MPI as a transport is gone: ranks that mpiexec or srun has started use any of these"
 }
 _LOCAL = LinkCosts(30e-6, 0.1e-9, 0.15e-9, 10e-6)  # between threads of one process
 
@@ -182,7 +176,8 @@ def entry(name: str) -> Entry:
         There is no such transport.
     """
     if name not in _ENTRIES:
-        raise ArgumentError("no such transport", "transport", _listed(_ENTRIES), name)
+        what = _GONE.get(name, "no such transport")
+        raise ArgumentError(what, "transport", _listed(_ENTRIES), name)
     return _ENTRIES[name]
 
 
@@ -233,7 +228,9 @@ def named(kind: str, asked: str | None, rank: int | None = None) -> str:
     known = ("auto", *names(kind))
     for what, name in ((_argument(kind), asked), (TRANSPORT_VARIABLES[kind], forced)):
         if name is not None and name not in known:
-            raise ArgumentError("no such transport", what, _listed(known), name, rank)
+            raise ArgumentError(
+                _GONE.get(name, "no such transport"), what, _listed(known), name, rank
+            )
     return forced or asked
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ringcoll import testing
 from ringcoll.bench import (
@@ -18,6 +21,7 @@ from ringcoll.bench import (
     exchanged_nbytes,
     on_rank,
 )
+from ringcoll.cli import cli
 from ringcoll.cli.bench import limit_lines
 
 
@@ -74,3 +78,21 @@ def test_limits_are_timed_beside_the_contenders(collective: str):
     refused = [one for one in results if one.refused is not None]
     assert {(one.contender, one.workload.dtype) for one in refused} <= {("add", "f8e4m3")}
     assert len(efficiencies(results)) == len(request.workloads)
+
+
+@pytest.mark.processes
+def test_bench_over_another_transport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", "gloo")  # so that it is as it was afterwards
+    file = tmp_path / "found.json"
+    words = ["bench", "all_reduce", "-k", "2", "-b", "64", "-e", "64", "-n", "2", "--limits",
+             "--transport", "ucx", "--algorithms", "auto,native", "-J", str(file)]  # fmt: skip
+    found = CliRunner().invoke(cli, words)
+    assert found.exit_code == 0, found.output
+    assert "efficiency: auto" in found.stdout
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["environment"]["transport"] == "ucx"
+    assert document["environment"]["variables"]["RINGCOLL_TRANSPORT"] == "ucx"
+    names = [one["algorithm"] for one in document["results"]]
+    assert names == ["auto", "native", *LIMITS]
+    (limit,) = document["limits"]
+    assert set(limit["of"]) == {"auto", "native"}

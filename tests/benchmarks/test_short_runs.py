@@ -20,7 +20,7 @@ RUNS = {
     "memory": "-k 2 --nbytes 1M",
     "odd_calls": "--calls 12",
     "overlap": "--layers 4 --width 32 --seconds 0.2",
-    "peers": "-k 2 --sizes 4,64K --algorithms persistent,shared_tensors --peers gloo --cycles 1 --seconds 0.5",
+    "peers": "-k 2 --sizes 4,64K --algorithms persistent,shared_tensors --cycles 1 --seconds 0.5",
     "reproducible": "-k 2 --seconds 0.2",
     "sharded": "--layers 2 --width 32 --bucket-bytes 4K --seconds 0.3",
     "tensor": "--layers 2 --width 32 --seconds 0.2",

@@ -102,7 +102,6 @@ print(json.dumps({name: repr(page.exception) for name, page in pages.items() if 
         ("bench all_reduce --transport golo", "gloo"),
         ("bench all_reduce -d flaot", "float"),
         ("bench all_reduce -o sun", "sum"),
-        ("bench all_reduce --peers opnmpi", "openmpi"),
         ("tune --collectives all_educe", "all_reduce"),
         ("train --trainer bucketd", "bucketed"),
         ("train --model transfomer", "transformer"),

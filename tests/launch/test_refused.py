@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch import Ranks, plain_groups, processes
+from ringcoll.launch import Ranks, processes
 
 
 @pytest.mark.parametrize("world_size", [0, -1, 1.5, True, "2", None])
@@ -54,28 +53,6 @@ def test_so_many_ranks_are_not_started(
     with pytest.raises(ArgumentError, match=words) as caught:
         Ranks(max(1, most) + 1)
     assert f"expected at most {most}, got {max(1, most) + 1}" in str(caught.value)
-
-
-def test_each_program_of_several_hosts_has_a_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As several may run on the host of rank 0; of one host, nothing else is listened on."""
-    monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.1")
-    sent: list[Any] = []
-    messages = SimpleNamespace(
-        Get_rank=lambda: 0, Get_size=lambda: 2, Isend=lambda message, *to: sent.append(message)
-    )
-    library: Any = SimpleNamespace(
-        BYTE="byte", Request=SimpleNamespace(Testall=lambda requests: True)
-    )
-    ports = set()
-    for ranks_here in (1, 1, 2):
-        lines: Any = SimpleNamespace(messages=messages, ranks_here=ranks_here)
-        store: Any = plain_groups._store(library, lines, 5.0)
-        store.set("key", "value")
-        ports.add(store.port)
-    assert len(ports) == 3
-    assert min(ports) >= 1024
-    hosts = [message[0].decode().split('"')[1] for message in sent]
-    assert hosts == ["127.0.0.1"] * 3
 
 
 @pytest.mark.parametrize("alive", [(True, True), (True, False), (False, False)])

@@ -3,26 +3,19 @@
 A `Kind` is data: the calls of most ranks, and those of the rank that deviates. `run_kinds` makes them on a
 rank, over any transport, and `judge` says what became of a kind. The second half, ranks that die or
 stop, is `tests.programs.deaths`.
-
-Run as ``mpiexec -n 3 python -m tests.programs.disagreements FOLDER NAME...``, ranks of an MPI program
-write what they met to FOLDER/RANK.json.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -753,26 +746,3 @@ def kinds_over(transport: str) -> list[str]:
     if transport != "nccl":
         return [*KINDS]
     return [name for name, kind in KINDS.items() if not kind.has_messages]
-
-
-def main(folder: Path, names: Sequence[str]) -> None:
-    """Be a rank of an MPI program."""
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    found: dict[str, Met] = {}
-    for name in names:
-        kind = KINDS[name]
-        groups = [ringcoll.mpi_group(timeout_s=_LIMIT_S) for _ in range(2)]
-        found[name] = _meets(kind, groups[0].rank(), groups)
-        # Whoever is done first closes last.
-        for group in groups:
-            group.close()
-        after = ringcoll.mpi_group(timeout_s=60.0)
-        ringcoll.barrier(after)
-        after.close()
-        path = folder / f"{after.rank()}.json"
-        path.write_text(json.dumps({name: astuple(met) for name, met in found.items()}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(KINDS))

@@ -1,16 +1,10 @@
-"""What a rank listens on, which shared files it has open, and what it tells through the store.
-
-Run as ``mpiexec -n K python -m tests.programs.listeners FOLDER``, each rank writes the addresses on
-which it listens to FOLDER/RANK.json.
-"""
+"""What a rank listens on, which shared files it has open, and what it tells through the store."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,23 +125,3 @@ def on_no_interface() -> str:
 def tensor_result() -> torch.Tensor:
     """A tensor, which travels to the parent through shared memory."""
     return torch.ones(1000)
-
-
-def main(folder: Path) -> None:
-    """Make a group over MPI, and write on what the rank listens beside what MPI listens on."""
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.barrier()
-    before = listening()
-    group = ringcoll.mpi_group(timeout_s=30.0)
-    tensor = torch.ones(4)
-    ringcoll.all_reduce(tensor, group=group)
-    assert tensor[0] == group.size()
-    own = {"before": before, "now": listening()}
-    (folder / f"{group.rank()}.json").write_text(json.dumps(own), encoding="utf-8")
-    ringcoll.barrier(group=group)
-    group.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

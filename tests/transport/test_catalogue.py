@@ -69,7 +69,7 @@ def test_the_environment_overrides_the_program(monkeypatch: pytest.MonkeyPatch):
     assert catalogue.named("cuda", None) == "auto"
     assert catalogue.named("cuda", "gloo") == "gloo"
     with pytest.raises(
-        ArgumentError, match=r"'cuda_transport'.*one of auto, nccl, ucx, gloo, mpi, got local"
+        ArgumentError, match=r"'cuda_transport'.*one of auto, nccl, ucx, gloo, got local"
     ):
         catalogue.named("cuda", "local")
     monkeypatch.setenv("RINGCOLL_CUDA_TRANSPORT", "ucx")
@@ -137,7 +137,7 @@ def test_choices_that_cannot_be():
             ringcoll.Options(cuda_transport=name)
         with pytest.raises(ArgumentError, match="'transport': no such transport"):
             ringcoll.Options(transport=name)
-    with pytest.raises(ArgumentError, match=r"this torch has no NCCL.*auto, ucx, gloo, mpi"):
+    with pytest.raises(ArgumentError, match=r"this torch has no NCCL.*auto, ucx, gloo"):
         ringcoll.use(group, cuda_transport="nccl")
     with pytest.raises(ArgumentError, match=r"^rank 0: argument 'tensor': tensors on this device"):
         groups.communicator(group, torch.device("xpu", 0))
@@ -290,6 +290,15 @@ def test_the_environment_overrides_the_program_for_cpu_tensors(monkeypatch: pyte
     assert catalogue.resolved("cpu", "gloo") == "shared"
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "pigeons")
     with pytest.raises(
-        ArgumentError, match=r"'RINGCOLL_TRANSPORT'.*expected one of auto, shared, ucx, gloo, mpi"
+        ArgumentError, match=r"'RINGCOLL_TRANSPORT'.*expected one of auto, shared, ucx, gloo"
     ):
         catalogue.named("cpu", "gloo")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_mpi_is_gone(kind: str) -> None:
+    what = r"MPI as a transport is gone: ranks that mpiexec or srun has started use any of these"
+    with pytest.raises(ArgumentError, match=what + ".*, ucx, gloo, got mpi"):
+        catalogue.named(kind, "mpi")
+    with pytest.raises(ArgumentError, match=what):
+        catalogue.entry("mpi")

@@ -70,7 +70,7 @@ def test_groups_over_ucx_leave_nothing(pool):
 @pytest.mark.processes
 def test_a_transport_is_chosen_before_the_first_operation(pool):
     for unknown, late in pool(2).run(transports.late_choice):
-        assert "expected one of auto, shared, ucx, gloo, mpi, got pigeons" in unknown
+        assert "expected one of auto, shared, ucx, gloo, got pigeons" in unknown
         assert "the group is in use" in late
 
 

@@ -223,7 +223,7 @@ def test_what_ucx_cannot_do_names_who_asked_for_it(listing: Callable[[str], None
     with pytest.raises(
         ArgumentError,
         match=r"^rank 3: argument 'cuda_transport': UCX has no CUDA support.*"
-        r"expected one of auto, nccl, gloo, mpi, got ucx",
+        r"expected one of auto, nccl, gloo, got ucx",
     ):
         catalogue.resolved("cuda", "ucx", 3, DEVICE)
     assert catalogue.resolved("cuda", "ucx", 3) == "ucx", "no device is in use yet"

@@ -32,7 +32,7 @@ How messages travel:
 
 Assumptions: a stage takes one tensor and returns one tensor of floating-point numbers, of the same
 shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.
-The transport moves all posted messages, in any order: gloo, threads and MPI do, NCCL does not.
+The transport moves all posted messages, in any order: gloo and threads do, NCCL does not.
 
 Source: the papers of `ringcoll.training.pipeline.pipeline_schedule`.
 """
