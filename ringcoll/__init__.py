@@ -34,6 +34,7 @@ import lazy_loader
 
 from ringcoll._version import __version__ as __version__
 from ringcoll.backend.registration import when_torch_is_imported
+from ringcoll.schedule.laboratory import laboratory
 
 _ROOMS = {
     "ddp": "ringcoll.training.data",
@@ -43,6 +44,8 @@ _ROOMS = {
 
 
 when_torch_is_imported()
+laboratory.picture = lambda shown: import_module("ringcoll.pictures").shown_in_notebook(shown)
+laboratory.schedule_in = lambda text: import_module("ringcoll.formats").schedule_in(text)
 
 
 @cache

@@ -3,9 +3,9 @@ import ringcoll.testing
 import ringcoll.training.data
 
 from .backend.c10d import Options as Options
+from .bench.network import probe as probe
 from .collectives.choosing import Explanation as Explanation
 from .collectives.choosing import explain as explain
-from .collectives.choosing import probe as probe
 from .collectives.functions import all_gather as all_gather
 from .collectives.functions import all_gather_coalesced as all_gather_coalesced
 from .collectives.functions import all_gather_into_tensor as all_gather_into_tensor

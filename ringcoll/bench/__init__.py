@@ -5,6 +5,7 @@
 `contenders`     the table of contenders (ringcoll, torch.distributed, limits), and their inputs
 `rounds`         functions that take turns, statistics, units; without torch
 `measure`        what is measured, and the measurement on every rank
+`network`        the network between ranks, measured: ``ringcoll.probe``
 `reports`        measurements as JSON, CSV and sentences, and what they have to be read with
 `plot`           curves, the Pareto front, pictures of training; needs matplotlib
 `training`       trainers side by side; a collective, or a trainer, under `ringcoll.trace`

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import ringcoll.bench as lab
-from ringcoll import collectives, launch, machine
+from ringcoll import launch, machine
 from ringcoll.algorithms import ALIASES
 from ringcoll.bench import FEW_SAMPLES, NATIVE, OVER, as_size, spread_in_words, time_in_words
 from ringcoll.cli import measuring, options
@@ -481,7 +481,7 @@ def probe(
     over the median. Nothing else should run on these hosts meanwhile.
     """
     measured: Measurements = measuring.on_ranks(
-        collectives.measurements,
+        lab.measurements,
         None,
         seconds,
         world_size=measuring.ranks_to_use(ranks, 4),

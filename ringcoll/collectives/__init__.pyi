@@ -6,8 +6,6 @@ from .calls import start as start
 from .choosing import Explanation as Explanation
 from .choosing import explain as explain
 from .choosing import explain_without_ranks as explain_without_ranks
-from .choosing import measurements as measurements
-from .choosing import probe as probe
 from .functions import all_gather as all_gather
 from .functions import all_gather_coalesced as all_gather_coalesced
 from .functions import all_gather_into_tensor as all_gather_into_tensor

@@ -1,31 +1,25 @@
-"""What a group's algorithms are chosen by: explained, measured, and fitted to its network."""
+"""Why an algorithm is chosen on a group, in words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from ringcoll.algorithms import find, required
-from ringcoll.collectives.functions import ReduceOptions, barrier
+from ringcoll.collectives.functions import ReduceOptions
 from ringcoll.collectives.groups import as_group, communicator, members_of
 from ringcoll.cost import Choice, Prediction, Table, built_in, choose, segment_bytes_of, under_rules
 from ringcoll.errors import ArgumentError
-from ringcoll.group import probe as measure_pairs
-from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, seconds_of, settings, tuning
+from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, settings, tuning
 from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule import OperandOrder, Schedule, contract
 from ringcoll.transport import costs_of, names
 
-if TYPE_CHECKING:
-    from ringcoll.simulation import Measurements, Topology
-
 _RECENT = 1024  # operations among which the last one of a collective is looked for
-_LIMIT_S = 10.0  # of a message when the network is measured
 
 
 @dataclass(frozen=True)
@@ -244,51 +238,3 @@ def _expected_table(
         if transport in names("cpu"):
             notes = ("The costs are built in; a group measures its own when it is first used.",)
     return replace(table, forced=forced), notes
-
-
-def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
-    """What `probe` measures, as numbers of pairs of ranks."""
-    budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
-    barrier(group)  # ranks may come as late as to any operation
-    in_turn = partial(member.in_turn, name="probe")
-    limit_s = min(_LIMIT_S, member.timeout_s)
-    between_ranks = measure_pairs(member.transport, budget_s, limit_s, in_turn)
-    assert member.table is not None
-    return replace(between_ranks, rank_costs=member.table.parameters.of_rank)
-
-
-def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
-    """Measure the network between a group's ranks: hosts, their cards, and the switches between.
-
-    All ranks of the group call this; each gets the same topology. The messages are those of the
-    group's transport for CPU tensors. Nothing else should run on these hosts meanwhile.
-
-    Parameters
-    ----------
-    group
-        As for `ringcoll.all_reduce`.
-    budget_s
-        Seconds to spend; hundreds of hosts take longer.
-
-    Returns
-    -------
-    Topology
-        The network as `ringcoll.simulate` takes it; `ringcoll.simulation.topology_text` writes it.
-
-    Raises
-    ------
-    CollectiveTimeoutError
-        Nothing came from a rank to another; the message names both.
-    PeerLostError
-        A rank was lost.
-
-    Examples
-    --------
-    >>> import ringcoll
-    >>> network = ringcoll.run_threads(lambda group: ringcoll.probe(group, 0.5), 2)[0]
-    >>> [link.name for link in network.links]
-    ['0 -> host0', 'host0 -> 0', '1 -> host0', 'host0 -> 1']
-    """
-    from ringcoll.simulation import topology_of
-
-    return topology_of(measurements(group, budget_s))

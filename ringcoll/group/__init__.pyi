@@ -5,6 +5,5 @@ from .communicator import Communicator as Communicator
 from .communicator import Part as Part
 from .communicator import in_use as in_use
 from .message_costs import measure as measure
-from .message_costs import probe as probe
 from .queue import Queue as Queue
 from .queue import Work as Work

@@ -1,4 +1,4 @@
-"""Messages of a group, measured: their costs, in some ten milliseconds, and those of all pairs.
+"""What messages of a group cost, measured in some ten milliseconds.
 
 The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the last
 rank send a short and a long message back and forth (alpha, beta), and several short messages in one
@@ -23,27 +23,15 @@ For CUDA tensors all of it is done with CUDA tensors, and every step waits for t
 does that reduces what has come. No message is read by the host then, which would take longer than
 the message. By itself a group measures over transports with tags only; NCCL is measured by
 ``ringcoll tune``.
-
-The messages between all pairs of ranks are measured for `ringcoll.simulation.measured`. Every
-measurement is a stream of messages. The receiver answers each message with the size of a
-later one, or with 0 when it has measured enough, so messages get as long as some milliseconds take.
-The receiver's clock counts, so bytes that lie in buffers do not. With one message at a time, the
-time between two is a round trip.
-
-All ranks get all numbers after each trial, by Bruck's all-gather, in which nobody is done before
-all have begun.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import count
 from statistics import median
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -51,9 +39,6 @@ from torch import Tensor
 from ringcoll.cost import Parameters
 from ringcoll.errors import CollectiveTimeoutError
 from ringcoll.transport import Handle, Message, Transport, settle
-
-if TYPE_CHECKING:  # every group imports this module, and `probe` alone needs these
-    from ringcoll.simulation import Measurements, Pair, Sample, Trial
 
 _TAG = 0x7E57C057  # of 31 bits; nothing else is under way meanwhile
 _SHORT, _LONG = 8, 1 << 20  # bytes
@@ -362,147 +347,3 @@ def measure(
         cached_beta_s_per_byte=cached_s,
         crowded_cached_beta_s_per_byte=max(cached_s, crowded_cached_s),
     )
-
-
-_STREAM_TAG = 0x7E57C059  # of 31 bits; nothing else is under way meanwhile
-_SHORT_STREAM, _LEAST, _MOST_MESSAGES = 8, 1 << 15, 1 << 22  # bytes of a message
-_MESSAGE_S = 0.005
-_UNDER_WAY = 4  # long messages of a stream
-
-Wait = Callable[..., None]
-
-
-class _Prober:
-    """A rank that takes part in a measurement."""
-
-    def __init__(self, transport: Transport, limit_s: float) -> None:
-        self.transport, self.rank, self.limit_s = transport, transport.rank, limit_s
-        self.memory = torch.zeros(2, _MOST_MESSAGES, dtype=torch.uint8, device="cpu")
-        self.size = torch.zeros(1, dtype=torch.int64, device="cpu")
-
-    def ready(self, source: int, target: int, data: Tensor) -> Callable[[], Wait]:
-        """Make a message of this rank ready; the function posts it, and returns one that waits."""
-        is_send, peer = source == self.rank, source + target - self.rank
-        message = [Message(peer, data, _STREAM_TAG)]
-        post = self.transport.bind(*(([], message) if is_send else (message, [])))
-
-        def start() -> Wait:
-            (handle,) = post(0)
-            return partial(wait, handle)
-
-        def wait(handle: object, share: float = 1.0) -> None:
-            limit_s = share * self.limit_s
-            try:
-                if handle is not None:
-                    self.transport.wait(handle, limit_s)
-            except CollectiveTimeoutError as error:
-                text = f"nothing came from rank {source} to rank {target} for {limit_s:g} s"
-                raise CollectiveTimeoutError(text, peer=peer) from error
-
-        return start
-
-    def greet(self) -> None:
-        """Exchange a message with all ranks, which sets paths up.
-
-        A rank that lacks a path gives up before the others.
-        """
-        others = [peer for peer in range(self.transport.world_size) if peer != self.rank]
-        comes = [self.ready(peer, self.rank, self.memory[0, :_SHORT_STREAM])() for peer in others]
-        goes = [self.ready(self.rank, peer, self.memory[1, :_SHORT_STREAM])() for peer in others]
-        for wait in [*comes, *goes]:
-            wait(share=0.5)
-
-    def trial(self, trial: Trial) -> dict[Pair, Sample]:
-        """Take part in a trial, and return the numbers of all its pairs."""
-        from ringcoll.simulation import Sample
-
-        own = Sample(0.0)
-        for source, target in trial.pairs:
-            if self.rank == source:
-                self._give(target, trial)
-            elif self.rank == target:
-                own = self._take(source, trial)
-        world_size, known = self.transport.world_size, 1
-        rows = torch.tensor([own] * world_size, dtype=torch.float64, device="cpu")
-        while known < world_size:  # row r is that of the rank r further
-            more = min(known, world_size - known)
-            ahead, back = ((self.rank + way) % world_size for way in (known, -known))
-            come = self.ready(ahead, self.rank, rows[known : known + more].view(-1))()
-            self.ready(self.rank, back, rows[:more].view(-1))()()
-            come()
-            known += more
-        numbers = rows.roll(self.rank, 0).tolist()
-        return {pair: Sample(*numbers[pair[1]]) for pair in trial.pairs}
-
-    def _stream(self, source: int, target: int, trial: Trial) -> Callable[[int], Wait]:
-        """A function that posts a message of a stream, again only after a wait for it."""
-        memory = self.memory[int(source == self.rank)]
-        if trial.is_short:
-            short = self.ready(source, target, memory[:_SHORT_STREAM])
-            return lambda nbytes: short()
-        return lambda nbytes: self.ready(source, target, memory[:nbytes])()
-
-    def _give(self, peer: int, trial: Trial) -> None:
-        send, hear = self._stream(self.rank, peer, trial), self.ready(peer, self.rank, self.size)
-        under_way = deque(map(send, _first(trial)))
-        while under_way:
-            under_way.popleft()()
-            hear()()
-            if nbytes := int(self.size):
-                under_way.append(send(nbytes))
-
-    def _take(self, peer: int, trial: Trial) -> Sample:
-        receive, tell = self._stream(peer, self.rank, trial), self.ready(self.rank, peer, self.size)
-        sizes = deque(_first(trial))
-        coming, size = deque(map(receive, sizes)), sizes[0]
-        arrivals = [(time.perf_counter(), 0)]
-        while coming:
-            coming.popleft()()
-            if size:  # what is under way at the end does not count
-                arrivals.append((time.perf_counter(), arrivals[-1][1] + sizes.popleft()))
-            if size and not trial.nbytes:
-                rate = arrivals[-1][1] / max(arrivals[-1][0] - arrivals[0][0], 1e-6)
-                size = min(2 * size, max(_LEAST, int(rate * _MESSAGE_S)), _MOST_MESSAGES)
-            if trial.is_enough(arrivals):
-                size = 0
-            else:
-                sizes.append(size)
-                coming.append(receive(size))
-            self.size.fill_(size)
-            tell()()
-        return trial.sample(arrivals)
-
-
-def _first(trial: Trial) -> list[int]:
-    """Bytes of the messages that are not asked for."""
-    nbytes = min(trial.nbytes or _LEAST, _MOST_MESSAGES)
-    return [nbytes] * (1 if trial.is_short else _UNDER_WAY)
-
-
-def probe(
-    transport: Transport,
-    budget_s: float,
-    limit_s: float,
-    in_turn: Callable[[Callable[[], object]], object] = lambda turn: turn(),
-) -> Measurements:
-    """Measure all pairs of ranks over a connected transport; all ranks call it, and get the same.
-
-    Each message has the time limit; the measurement takes about ``budget_s``. ``in_turn`` calls the
-    function of each trial. Errors are those of `ringcoll.probe`.
-    """
-    from ringcoll.simulation import trials
-
-    prober, plan = _Prober(transport, limit_s), trials(transport.hosts, budget_s)
-    numbers: list[dict[Pair, Sample] | None] = [None]
-
-    def measure() -> None:
-        numbers.append(prober.trial(trial))
-
-    in_turn(prober.greet)
-    while True:
-        try:
-            trial = plan.send(numbers.pop())
-        except StopIteration as end:
-            measurements: Measurements = end.value
-            return measurements
-        in_turn(measure)

@@ -37,7 +37,7 @@ from typing import IO, Any, NamedTuple
 from ringcoll.algorithms import Algorithm, algorithms, entry_of_schedule, register_schedule
 from ringcoll.cost import Rule, parse_rules
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.schedule import Schedule
+from ringcoll.schedule import Schedule, laboratory
 
 _MOST_NBYTES = 1 << 28
 """Bytes of a file that is read as a whole: the text of a ring on 1,024 ranks has half as many."""
@@ -292,9 +292,8 @@ def read_schedule(path: str) -> Schedule:
 @lru_cache(maxsize=_MOST_KEPT)
 def _schedule_in(text: str) -> Schedule:
     """The same schedule for the same text, with what was proved of it."""
-    from ringcoll.formats import schedule_in  # not before: every group comes by this module
-
-    return schedule_in(text)
+    schedule: Schedule = laboratory.schedule_in(text)
+    return schedule
 
 
 def as_algorithm(algorithm: str | Schedule) -> str | Schedule:

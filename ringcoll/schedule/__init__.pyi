@@ -46,6 +46,7 @@ from .ir import recv_reduce as recv_reduce
 from .ir import reduce as reduce
 from .ir import send as send
 from .ir import tmp as tmp
+from .laboratory import laboratory as laboratory
 from .schedule import Schedule as Schedule
 from .schedule import check_reduces as check_reduces
 from .schedule import chunk_elements as chunk_elements

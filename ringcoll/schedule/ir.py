@@ -29,7 +29,6 @@ The vocabulary is NCCL's; see "Demystifying NCCL", arXiv 2507.04786, section 5.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -39,6 +38,7 @@ from typing import ClassVar, NamedTuple, ParamSpec, Self
 
 from ringcoll.errors import ScheduleError, printable
 from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.schedule.laboratory import laboratory
 
 _Numbers = ParamSpec("_Numbers")
 
@@ -316,16 +316,12 @@ Program = Iterator[Step]
 
 
 class Shown:
-    """Something that a notebook shows as a picture, see `ringcoll.pictures.shown_in_notebook`.
-
-    The room `pictures` draws it. It stands above the rooms that have such objects, so the face of
-    the package hands it out.
-    """
+    """Something that a notebook shows as a picture, which the laboratory draws."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return str(sys.modules["ringcoll"].pictures.shown_in_notebook(self))
+        return laboratory.picture(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 Problem: an operation, or a training step, is slow, and nobody sees whether ranks wait for each
 other, move bytes, reduce, or compute. `trace` notes every send, receive, wait, reduction and copy
-of the operations of a group, and the phases of `ringcoll.tracing.phases`; rank 0 writes a file that
+of the operations of a group, and the phases of `ringcoll.watch.phases`; rank 0 writes a file that
 Perfetto reads.
 
 Cost: nothing without a trace. With a trace, two looks at the clock and a small tuple for each
@@ -12,7 +12,6 @@ instruction; docs/trace.md has the microseconds.
 `block`         `trace`: the traced block, from its begin to the file
 `recorder`      notes what a rank does, on a clock of all ranks
 `trace_events`  the picture, for Perfetto
-`phases`        phases of a step that a program names, and waits between ranks
 `summary`       the numbers of operations and phases, and sentences on them
 ==============  ==========================================================
 """

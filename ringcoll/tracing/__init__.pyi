@@ -1,9 +1,5 @@
 from .block import Recording as Recording
 from .block import trace as trace
-from .phases import PhaseSpan as PhaseSpan
-from .phases import ThreadWait as ThreadWait
-from .phases import phase as phase
-from .phases import waiting as waiting
 from .recorder import MessageEnd as MessageEnd
 from .recorder import Records as Records
 from .recorder import Span as Span

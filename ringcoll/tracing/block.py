@@ -23,11 +23,11 @@ from ringcoll.errors import ArgumentError, RingcollError, TraceError
 from ringcoll.group import Communicator
 from ringcoll.machine import appears, json_text, peaks_of, read_json_file, read_text, replace_file
 from ringcoll.pictures import time_picture
-from ringcoll.tracing.phases import PhaseLog
 from ringcoll.tracing.recorder import Clocks, Records, Sighting, Tracer
 from ringcoll.tracing.summary import PhaseTimes, Shares, findings, summarize, summarize_phases
 from ringcoll.tracing.trace_events import document
 from ringcoll.transport import Message
+from ringcoll.watch import PhaseLog
 
 _PINGS = 24  # pings for each rank, before and after the block
 _TAG = 0x5157C10C  # tag of the pings; the tags of operations are hashes
@@ -46,7 +46,7 @@ class Recording:
         On rank 0, for each rank: the shares of each call, by its description, and of
         ``"total"``. Empty on the other ranks.
     phases
-        On rank 0, for each rank: the times of each phase (`ringcoll.tracing.phases`), by its name,
+        On rank 0, for each rank: the times of each phase (`ringcoll.watch.phases`), by its name,
         and of ``"total"``; empty without phases.
     findings
         On rank 0, sentences: which rank waits for which rank, in which phase, and the peak of

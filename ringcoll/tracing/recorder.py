@@ -54,8 +54,8 @@ from ringcoll.operation import (
     Turn,
     Wait,
 )
-from ringcoll.tracing.phases import Awaited, PhaseLog, PhaseSpan, ThreadWait
 from ringcoll.transport import Handle
+from ringcoll.watch import Awaited, PhaseLog, PhaseSpan, ThreadWait
 
 Clocks = Callable[[], int]
 """A clock: it gives nanoseconds, and never goes back."""

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ringcoll.tracing.phases import PhaseSpan
 from ringcoll.tracing.recorder import Records, TracedOperation
+from ringcoll.watch import PhaseSpan
 
 PARTS = {"waiting": ("wait",), "moving": ("post", "copy"), "reducing": ("reduce",)}
 """The parts of an operation's time, and the kinds of spans that each part is made of."""
@@ -288,7 +288,7 @@ def findings(ranks: Sequence[Records]) -> list[str]:
 
     Examples
     --------
-    >>> from ringcoll.tracing.phases import PhaseSpan, ThreadWait
+    >>> from ringcoll.watch import PhaseSpan, ThreadWait
     >>> records = [Records(rank, 2, "local") for rank in range(2)]
     >>> for rank in records:
     ...     rank.phases.append(PhaseSpan("step", {}, 0, begin=0, end=100))

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ringcoll.tracing.phases import PhaseSpan, ThreadWait
 from ringcoll.tracing.recorder import (
     Clock,
     MessageEnd,
@@ -29,6 +28,7 @@ from ringcoll.tracing.summary import (
     summarize,
     summarize_phases,
 )
+from ringcoll.watch import PhaseSpan, ThreadWait
 
 # The rows of a rank: their names in events, and their titles and numbers.
 _TRACKS = {

@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.collectives import bytes_sent
-from ringcoll.tracing import phase, waiting
 from ringcoll.training.data.hooks import (
     CompressedGradients,
     Compressor,
@@ -54,6 +53,7 @@ from ringcoll.training.split.tensor import (
     vocabulary_loss,
 )
 from ringcoll.training.task import Task, Transformer, next_token_loss, stages
+from ringcoll.watch import phase, waiting
 
 COMPRESSORS: dict[str, Callable[[], Compressor]] = {
     "topk": lambda: TopK(0.1),

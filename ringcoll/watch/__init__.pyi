@@ -21,6 +21,12 @@ from .notices import announce as announce
 from .notices import monitored_barrier as monitored_barrier
 from .notices import patience_s as patience_s
 from .notices import say as say
+from .phases import Awaited as Awaited
+from .phases import PhaseLog as PhaseLog
+from .phases import PhaseSpan as PhaseSpan
+from .phases import ThreadWait as ThreadWait
+from .phases import phase as phase
+from .phases import waiting as waiting
 from .waits import UserMessage as UserMessage
 from .waits import begin_wait as begin_wait
 from .waits import waits as waits

@@ -14,7 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
-from ringcoll.collectives import close, measurements
+from ringcoll.bench import measurements
+from ringcoll.collectives import close
 from ringcoll.simulation import Measurements
 
 __all__ = ["ddp_losses", "fsdp_losses", "probed", "time_both"]

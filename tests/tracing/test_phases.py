@@ -30,11 +30,11 @@ from ringcoll.tracing import (
     summarize_phases,
 )
 from ringcoll.tracing.block import _take
-from ringcoll.tracing.phases import PhaseLog, PhaseSpan, ThreadWait
 from ringcoll.tracing.summary import findings
 from ringcoll.training import Messages, phase, waiting
 from ringcoll.training.messages import Arrivals
 from ringcoll.transport import Hub
+from ringcoll.watch.phases import PhaseLog, PhaseSpan, ThreadWait
 from tests.cases.pictures import PictureError, check, messages
 
 LONG_S = 0.2

@@ -52,7 +52,6 @@ from torch import Tensor, nn
 from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.tracing import phase
 from ringcoll.training.messages import Messages, tie
 from ringcoll.training.model_on_ranks import check_alike, gathered, require
 from ringcoll.training.pipeline.pipeline_schedule import (
@@ -64,6 +63,7 @@ from ringcoll.training.pipeline.pipeline_schedule import (
     consumed,
     produced,
 )
+from ringcoll.watch import phase
 
 _Completion = Callable[[], None]  # waits until a message is complete
 

@@ -85,13 +85,13 @@ from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
 from ringcoll.group import Work
-from ringcoll.tracing import phase
 from ringcoll.training.data.parallel import average_gradients
 from ringcoll.training.model_on_ranks import require
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
 from ringcoll.training.split import conjugate
 from ringcoll.training.task import Attention, Perceptron, Transformer, stages
+from ringcoll.watch import phase
 
 _Collective = Callable[[Tensor], Tensor]  # a pair of `conjugate`, on the ranks of a group
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import ringcoll
+from ringcoll.bench import probe_pairs
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.group import probe
 from ringcoll.launch import RankError, Ranks
 from ringcoll.simulation import Measurements, topology_from_text, topology_of
 from ringcoll.transport import Hub
@@ -30,7 +30,7 @@ def probed(hub: Hub, budget_s: float, limit_s: float = 20.0) -> list[Any]:
         transport = hub.transports()[rank]
         transport.connect(20.0)
         try:
-            return probe(transport, budget_s, limit_s)
+            return probe_pairs(transport, budget_s, limit_s)
         except BaseException:
             transport.abort()
             raise
