@@ -76,7 +76,6 @@ from .stores import life as life
 from .stores import not_of_a_rank as not_of_a_rank
 from .stores import private as private
 from .stores import read_all as read_all
-from .stores import read_fields as read_fields
 from .stores import read_json as read_json
 from .stores import read_text as read_text
 from .stores import served as served

@@ -89,11 +89,6 @@ def as_json(key: str, text: str) -> Any:
         raise not_of_a_rank(key, text) from error
 
 
-def read_fields(store: dist.Store, key: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The object under a key of a store; see `as_fields`."""
-    return as_fields(key, read_text(store, key), kinds)
-
-
 def as_fields(key: str, text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """The object in a text under a key of a store, which a rank has written as JSON.
 
