@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and the pools of real processes that test modules share."""
+"""Hypothesis profiles, and the ranks that the tests of a module share."""
 
 from __future__ import annotations
 
@@ -183,34 +183,6 @@ def ctrl_c() -> Iterator[None]:
 # --- ranks ----------------------------------------------------------------------------
 
 
-class _Pools:
-    """Ranks that are started once, and again where a test has ended them."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[int, str, str | None, str | None], Ranks] = {}
-
-    def __call__(
-        self,
-        world_size: int,
-        backend: str = "gloo",
-        transport: str | None = None,
-        cuda_transport: str | None = None,
-    ) -> Ranks:
-        key = world_size, backend, transport, cuda_transport
-        ranks = self._open.get(key)
-        if ranks is None or not ranks.alive:
-            if ranks is not None:
-                ranks.kill()
-            ranks = Ranks(world_size, backend=backend, timeout_s=60.0)
-            self._open[key] = ranks
-            ranks.run(join, transport, cuda_transport)
-        return ranks
-
-    def close(self) -> None:
-        for ranks in self._open.values():
-            ranks.close()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def no_ranks_are_left() -> Iterator[None]:
     """End the ranks of `ringcoll.testing` after a module: others look at all processes of pytest."""
@@ -222,7 +194,23 @@ def no_ranks_are_left() -> Iterator[None]:
 # Of a module: groups that tests leave behind keep threads that wake up 100 times a second.
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Callable[..., Ranks]]:
-    """Gives a pool of real processes: so many, on a backend, with transports."""
-    pools = _Pools()
-    yield pools
-    pools.close()
+    """Gives `Ranks`: so many, on a backend, with transports; once, and again where a test has ended them."""
+    kept: dict[tuple[object, ...], Ranks] = {}
+
+    def pool(
+        world_size: int,
+        backend: str = "gloo",
+        transport: str | None = None,
+        cuda_transport: str | None = None,
+    ) -> Ranks:
+        key = world_size, backend, transport, cuda_transport
+        if key in kept and not kept[key].alive:
+            kept.pop(key).kill()
+        if key not in kept:
+            kept[key] = Ranks(world_size, backend=backend, timeout_s=60.0)
+            kept[key].run(join, transport, cuda_transport)
+        return kept[key]
+
+    yield pool
+    for ranks in kept.values():
+        ranks.close()

@@ -45,7 +45,6 @@ from .streams import Mark as Mark
 from .streams import Streams as Streams
 from .streams import beside as beside
 from .streams import capturing as capturing
-from .streams import current_device as current_device
 from .streams import future as future
 from .streams import has_streams as has_streams
 from .streams import nccl_version as nccl_version

@@ -42,7 +42,7 @@ def test_every_collective_of_a_library_is_right(script: Any, tmp_path: Path) -> 
     words = (
         f"--collectives {collectives} -k 3 --sizes 1200 --algorithms auto --seconds 0.1 --cycles 1"
     )
-    command = [sys.executable, FOLDER / "peers.py", *words.split(), "--json", path]
+    command = [sys.executable, str(FOLDER / "peers.py"), *words.split(), "--json", str(path)]
     subprocess.run(command, check=True, timeout=110, capture_output=True)
     tables = json.loads(path.read_text(encoding="utf-8"))["tables"]
     right = [table for table in tables if table["caption"].endswith("wrong elements.")]
