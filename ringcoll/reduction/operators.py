@@ -39,8 +39,8 @@ class UserOp:
         Whether the brackets may move. If not, only algorithms that reduce from left to right, in
         rank order, are allowed.
     name
-        Name in errors; by default the name of ``fn``. The ranks compare it, and what ``fn``
-        computes: see `ringcoll.reduction.user_code`.
+        Name in errors; by default the name of ``fn``. The ranks compare it, and the code of ``fn``:
+        see `ringcoll.reduction.user_code`.
 
     Examples
     --------
@@ -87,7 +87,9 @@ class Operator:
     def now(self) -> Operator:
         """The operator with the factor's value and the version of the user's function as of now."""
         if self.user is not None:
-            return replace(self, version=version_of(self.user.fn))
+            fn = self.user.fn
+            # Objects of the user may be equal, and compute different results.
+            return replace(self, version=(version_of(fn), id(getattr(fn, "__self__", fn))))
         factor: Any = self.factor
         if isinstance(factor, Tensor) and not factor.is_cpu:
             # The host would have to wait for its value; no call is remembered by a list.
@@ -251,7 +253,7 @@ class Reduction:
     @property
     def code(self) -> str:
         """The code of a user's operator, for ranks to compare; empty for others: factors differ."""
-        return "" if self.operator.user is None else self.operator.version
+        return "" if self.operator.user is None else self.operator.version[0]
 
     def in_pieces(self) -> Reduction:
         """The same reduction without torch's threads, for ranks that have no cores for them.

@@ -240,10 +240,6 @@ def _changed_ring(odd: bool, group: Any) -> _Made:
     return outputs, calls
 
 
-def _weighted(weight: float) -> UserOp:
-    return UserOp(lambda left, right: left + weight * right, commutative=True)
-
-
 DISAGREEMENTS: dict[str, Callable[[bool, Any], _Made]] = {
     "length": lambda odd, group: _all_reduce(odd, group, {"numel": 8}, {"numel": 9}),
     "no length": lambda odd, group: _all_reduce(odd, group, {"numel": 8}, {"numel": 0}),
@@ -266,9 +262,6 @@ DISAGREEMENTS: dict[str, Callable[[bool, Any], _Made]] = {
         group,
         {"op": UserOp(lambda x, y: x + y, commutative=True)},
         {"op": UserOp(lambda x, y: x - y, commutative=True)},
-    ),
-    "value that a lambda uses": lambda odd, group: _all_reduce(
-        odd, group, {"op": _weighted(1.0)}, {"op": _weighted(2.0)}
     ),
     "algorithm": lambda odd, group: _all_reduce(odd, group, {}, {"algorithm": "tree"}),
     "segments": lambda odd, group: _all_reduce(odd, group, {}, {"segment_bytes": 4}),
