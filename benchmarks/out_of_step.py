@@ -2,17 +2,15 @@
 
 A perceptron learns scikit-learn's digits on k ranks, of which the last one, or in each step another
 one (``--wandering``), may compute several times slower than the others. Ways to train: *lock-step*,
-an all-reduce of the gradients in each step, plain or compressed (top-k, 8 bits, PowerSGD, with error
-feedback); *gossip* with the neighbours on a ring, or with one peer on an exponential graph; *local
-SGD* and *DiLoCo*, which meet every H steps; and a *server* on rank 0 with k - 1 workers,
-synchronous, or asynchronous with a bounded staleness.
+an all-reduce of the gradients in each step; *gossip* with the neighbours on a ring, or with one peer
+on an exponential graph; *local SGD*, which meets every H steps; and a *server* on rank 0 with k - 1
+workers, synchronous, or asynchronous with a bounded staleness.
 
 A step computes for at least ``--step-ms`` milliseconds, mostly asleep, so that ranks that share a
 core are as fast as ranks with a core each. The target is a loss on the pictures that are not
 trained on, by the model of rank 0. All ways have the same learning rate, batch and number of steps;
 the asynchronous server takes k - 1 steps of 1/(k - 1) of the learning rate where the others take
-one step. Momentum is in DiLoCo's outer steps alone. Bytes are those of the rank that sends most,
-until the target is reached.
+one step. Bytes are those of the rank that sends most, until the target is reached.
 
 Gossip and a bounded staleness hide a rank that is late for a few steps. A rank that stays slow
 holds up all ranks in the end, unless ``--staleness`` is the number of steps.
@@ -33,7 +31,6 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,39 +47,26 @@ from ringcoll.bench import Meeting, check_matplotlib, save, styles, summarize
 from ringcoll.errors import RingcollError
 from ringcoll.launch import RankError, Ranks, report
 from ringcoll.training import (
-    CompressedGradients,
-    Compressor,
     Examples,
     Gossip,
-    Int8,
     LocalSGD,
     ParameterServer,
-    PowerSGD,
     ServerWorker,
-    TopK,
     average_gradients,
     batches,
-    diloco,
     load_digits,
     mlp,
     slowed,
 )
 from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow
 
-COMPRESSED: dict[str, Callable[[], Compressor]] = {
-    "lock-step top-k": partial(TopK, 0.05),
-    "lock-step int8": Int8,
-    "lock-step PowerSGD": partial(PowerSGD, 2),
-}
 WAYS = (
     "lock-step",
     "gossip ring",
     "gossip exponential",
     "local SGD",
-    "DiLoCo",
     "server sync",
     "server async",
-    *COMPRESSED,
 )
 LIMIT_S = 2.0  # of the waits for a rank that has left
 STEPS_AFTER = 100  # so many steps the others do after it, if they can
@@ -137,20 +121,15 @@ class Look:
 class LockStep:
     """Data-parallel training, with the members that the other ways have."""
 
-    def __init__(self, module: nn.Module, way: str) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.module = module
         k, nbytes = dist.get_world_size(), sum(p.nbytes for p in module.parameters())
         self.nbytes_a_step, self.nbytes_sent = 2 * (k - 1) * nbytes // k, 0
-        compressor = COMPRESSED.get(way)
-        self.compressed = compressor and CompressedGradients(module, compressor)
 
     def average(self) -> None:
         """Average the gradients."""
-        if self.compressed is None:
-            average_gradients(self.module)
-            self.nbytes_sent += self.nbytes_a_step
-        else:
-            self.nbytes_sent += self.compressed.average().nbytes
+        average_gradients(self.module)
+        self.nbytes_sent += self.nbytes_a_step
 
 
 def nothing() -> None:
@@ -164,15 +143,15 @@ def without_server(
     before: Callable[[], object] = nothing
     after: Callable[[], object] = nothing
     trainer: Any
-    if way.startswith("lock-step"):
-        trainer = LockStep(module, way)
+    if way == "lock-step":
+        trainer = LockStep(module)
         before = trainer.average
     elif way.startswith("gossip "):
         graph = way.removeprefix("gossip ")
         trainer = Gossip(module, graph=graph, timeout_s=options.limit_s)
         after = trainer.mix
     else:
-        trainer = (LocalSGD if way == "local SGD" else diloco)(module, every=options.every)
+        trainer = LocalSGD(module, every=options.every)
         after = trainer.step
 
     def step() -> None:
@@ -322,8 +301,7 @@ def leaving_table(options: Namespace, ways: Sequence[str]) -> Table:
     """What follows when the last rank leaves."""
     rows = []
     for way in ways:
-        if way not in COMPRESSED:
-            rows.append(leaving(options, way, says_so=False, forgets_lost=False))
+        rows.append(leaving(options, way, says_so=False, forgets_lost=False))
         if way.startswith("server"):
             rows.append(leaving(options, way, says_so=False, forgets_lost=True))
             rows.append(leaving(options, way, says_so=True, forgets_lost=False))
@@ -357,34 +335,25 @@ def row(way: str, condition: Condition, runs: Sequence[Run], target: float) -> t
 
 
 def draw(path: Path, runs: dict[tuple[str, Condition], list[Run]], target: float) -> None:
-    """Draw the loss over time: a column for each condition, the last run of each way.
-
-    The compressed ways have a row of their own, beside lock-step.
-    """
+    """Draw the loss over time: a panel for each condition, the last run of each way."""
     from matplotlib.figure import Figure
 
     conditions = list(dict.fromkeys(condition for _, condition in runs))
-    families = [
-        [way for way in family if any(way == other for other, _ in runs)]
-        for family in (WAYS[: -len(COMPRESSED)], ("lock-step", *COMPRESSED))
-    ]
-    families = [family for family in families if set(family) - {"lock-step"}] or families[:1]
-    size = len(families), len(conditions)
-    figure = Figure(figsize=(4.8 * size[1], 4.2 * size[0]), layout="constrained")
-    panels = figure.subplots(*size, sharey=True, squeeze=False)
-    for family, line in zip(families, panels, strict=True):
-        looks = styles(["native", *family[1:]])
-        looks[family[0]] = looks["native"]
-        for panel, condition in zip(line, conditions, strict=True):
-            for way in family:
-                if (way, condition) in runs:
-                    times, _, losses = zip(*runs[way, condition][-1].curve, strict=True)
-                    panel.plot(times, losses, label=way, markevery=0.2, linewidth=1.5, **looks[way])
-            panel.axhline(target, color="grey", linewidth=0.8)
-            panel.set(xlabel="time (s)", title=f"slow rank: {condition}", yscale="log")
-            panel.grid(visible=True, alpha=0.3)
-        line[0].set_ylabel("loss on the test set")
-        line[-1].legend()
+    ways = [way for way in WAYS if any(way == other for other, _ in runs)]
+    figure = Figure(figsize=(4.8 * len(conditions), 4.2), layout="constrained")
+    (panels,) = figure.subplots(1, len(conditions), sharey=True, squeeze=False)
+    looks = styles(["native", *ways[1:]])
+    looks[ways[0]] = looks["native"]
+    for panel, condition in zip(panels, conditions, strict=True):
+        for way in ways:
+            if (way, condition) in runs:
+                times, _, losses = zip(*runs[way, condition][-1].curve, strict=True)
+                panel.plot(times, losses, label=way, markevery=0.2, linewidth=1.5, **looks[way])
+        panel.axhline(target, color="grey", linewidth=0.8)
+        panel.set(xlabel="time (s)", title=f"slow rank: {condition}", yscale="log")
+        panel.grid(visible=True, alpha=0.3)
+    panels[0].set_ylabel("loss on the test set")
+    panels[-1].legend()
     save(figure, path)
 
 
@@ -424,7 +393,7 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=400)
     arguments.add_argument("--step-ms", type=float, default=10.0)
     arguments.add_argument("--runs", type=int, default=3)
-    arguments.add_argument("--every", type=int, default=8, help="H of local SGD and DiLoCo")
+    arguments.add_argument("--every", type=int, default=8, help="H of local SGD")
     arguments.add_argument("--staleness", type=int, default=4)
     arguments.add_argument("--look-every", type=int, default=4, help="steps between two losses")
     arguments.add_argument("--layers", type=int, default=3)

@@ -85,7 +85,7 @@ HIGHLIGHTS = (
     Highlight(
         "out_of_step", "Training out of lock-step with a slow rank", "Loss 0.2",
         ("way", "slow rank", "to the target", "steps", "sent"),
-        ("lock-step", "local SGD", "DiLoCo"), "out_of_step.png",
+        ("lock-step", "local SGD"),
     ),
     Highlight(
         "fit", "Schedules that were fitted to three hosts with unequal links",

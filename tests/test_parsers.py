@@ -61,14 +61,7 @@ from ringcoll.operation import Turn, Wait
 from ringcoll.resilient import Member, Record, View
 from ringcoll.schedule import Schedule, verify
 from ringcoll.tracing import MessageEnd, Records, Span, TracedOperation
-from ringcoll.training import (
-    Action,
-    PipelineSchedule,
-    check,
-    find_trainer,
-    one_f_one_b,
-    zero_bubble,
-)
+from ringcoll.training import find_trainer
 from ringcoll.transport import Faults, catalogue, costs_of, gloo
 from ringcoll.transport.base import meet
 from ringcoll.transport.shared import transport as shared
@@ -241,35 +234,6 @@ def test_an_order_of_reduction_that_is_never_written_out() -> None:
     assert proof.same_everywhere
     assert not proof.rank_order
     assert not proof.left_fold
-
-
-PIPELINES = (str(one_f_one_b(2, 3)), str(zero_bubble(3, 3)))
-
-
-@effort(100)
-@given(words(*PIPELINES))
-def test_a_schedule_of_a_pipeline(text: str) -> None:
-    schedule = outcome(ScheduleError, PipelineSchedule.parse, text)
-    if not isinstance(schedule, ScheduleError):
-        outcome(VerificationError, check, schedule)
-        assert PipelineSchedule.parse(str(schedule)) == schedule
-
-
-@effort(100)
-@given(words("0F3", "12W7"))
-def test_an_action_of_a_pipeline(text: str) -> None:
-    action = outcome(ScheduleError, Action.parse, text)
-    assert isinstance(action, ScheduleError) or Action.parse(str(action)) == action
-
-
-def test_a_pipeline_of_more_stages_than_there_is_memory() -> None:
-    head = "x stages={0} microbatches={0} activations=1\n"
-    with pytest.raises(VerificationError, match="is incomplete"):
-        check(PipelineSchedule.parse(head.format(10**15) + "0F0 0B0"))
-    with pytest.raises(VerificationError, match=r"stages \[0, 1, 2, 3, 4, 5, 6, 7, \.\.\.\]"):
-        check(PipelineSchedule.parse(head.format(10**15) + f"{10**16}F0"))
-    with pytest.raises(ScheduleError, match="does not begin a schedule"):
-        PipelineSchedule.parse(head.format("9" * 5000))
 
 
 # --- rules, tables and the tuning file -------------------------------------------------

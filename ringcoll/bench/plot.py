@@ -24,7 +24,7 @@ from ringcoll.cost import Bound
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.machine import replace_file
 from ringcoll.schedule import Counts
-from ringcoll.training import UNIT_COSTS, Action, Kind, ModelStates, PipelineSchedule, grid
+from ringcoll.training import Kind, ModelStates, PipelineSchedule, grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +47,6 @@ _MOST_MARKERS = 12  # of a curve; more of them hide the line
 _KINDS = {
     Kind.FORWARD: ("#56B4E9", "forward"),
     Kind.BACKWARD: ("#E69F00", "backward"),
-    Kind.BACKWARD_INPUTS: ("#D55E00", "backward, inputs"),
-    Kind.BACKWARD_WEIGHTS: ("#009E73", "backward, weights"),
 }  # colour, and name in the legend
 
 
@@ -283,35 +281,30 @@ def timeline(axes: Axes, lanes: Mapping[str, Sequence[TimeSpan]]) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def pipeline_grid(
-    axes: Axes, schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS
-) -> None:
+def pipeline_grid(axes: Axes, schedule: PipelineSchedule) -> None:
     """Draw when each rank does what, as `ringcoll.training.grid` does.
 
     A box is an action, with the number of its micro-batch; its colour is the kind of the action.
-    The later stages of a rank have paler boxes. White is idle.
+    White is idle.
     """
-    kinds: set[Kind] = set()
-    length = 0
-    for rank, line in enumerate(grid(schedule, costs).splitlines()):
-        cells = line.split()[2:]  # after "rank 0"
-        length = len(cells)
+    rows = [line.split()[2:] for line in grid(schedule).splitlines()]  # after "rank 0"
+    drawn: set[Kind] = set()
+    for rank, cells in enumerate(rows):
+        actions = iter(schedule.program(rank))
         for begin, cell in enumerate(cells):
             if cell in (".", "-"):
                 continue
-            action = Action.parse(cell)
-            cost = costs[action.kind]
-            depth = action.stage // schedule.world_size
+            action = next(actions)
+            cost = 1 + (cells[begin + 1 : begin + 2] == ["-"])
             colour, name = _KINDS[action.kind]
-            axes.barh(rank, cost, left=begin, height=0.9, color=colour, alpha=0.5**depth,
-                      edgecolor="black", linewidth=0.5,
-                      label="_" if action.kind in kinds else name)  # fmt: skip
+            axes.barh(rank, cost, left=begin, height=0.9, color=colour, edgecolor="black",
+                      linewidth=0.5, label="_" if action.kind in drawn else name)  # fmt: skip
             axes.text(begin + cost / 2, rank, str(action.microbatch), ha="center", va="center",
                       fontsize=7)  # fmt: skip
-            kinds.add(action.kind)
+            drawn.add(action.kind)
     ranks = range(schedule.world_size)
     axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
-    axes.set_xlim(0, length)
+    axes.set_xlim(0, len(rows[0]))
     axes.set_ylim(schedule.world_size - 0.5, -0.5)
 
 

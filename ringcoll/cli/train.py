@@ -69,7 +69,7 @@ def _taking(what: str) -> str:
         ringcoll train --trainer bucketed --backend gloo
         ringcoll train --algorithms ring,star.py:star
         ringcoll train --trainer bucketed,tensor,pipeline:1f1b,one-process
-        ringcoll train -k 4 --trainer gossip:exponential,diloco,server:async --picture loss.png
+        ringcoll train -k 4 --trainer gossip:exponential,local-sgd,server:async --picture loss.png
         ringcoll train -k 8 --trainer 3d:2x2x2,sharded:2
         torchrun --nproc-per-node 2 -m ringcoll train
     """,

@@ -10,11 +10,11 @@ What is trained
 ----------------  ------------------------------------------------------------------------------
 Systems
 ------------------------------------------------------------------------------------------------
-`data`            data parallel: averages of gradients, also compressed
+`data`            data parallel: averages of gradients
 `sharded`         AdamW whose state, gradients and parameters are sharded (ZeRO)
 `split`           layers, tokens and sequences split over the ranks, and a mesh of all axes
 `pipeline`        schedules of a pipeline as data (pure: no torch), and the runner of them
-`free`            out of lock-step: gossip, local SGD and DiLoCo, a parameter server
+`free`            out of lock-step: gossip, local SGD, a parameter server
 ----------------  ------------------------------------------------------------------------------
 All of them by name
 ------------------------------------------------------------------------------------------------

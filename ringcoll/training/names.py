@@ -1,4 +1,4 @@
-"""Names of models, optimizers, graphs and compressors; pages of help show them without torch."""
+"""Names of models, optimizers and graphs; pages of help show them without torch."""
 
 MODELS = ("perceptron", "transformer")
 """The models by name: a perceptron reads digits, a transformer continues a text."""
@@ -8,5 +8,3 @@ LAYERS = 4
 """Layers of a model, if none are given."""
 GRAPHS = ("ring", "exponential")
 """Who averages with whom, in gossip."""
-COMPRESSORS = ("topk", "int8", "powersgd")
-"""How gradients are compressed."""

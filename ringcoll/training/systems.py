@@ -29,41 +29,22 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.collectives import bytes_sent
-from ringcoll.training.data.hooks import (
-    CompressedGradients,
-    Compressor,
-    HookOptions,
-    Int8,
-    PowerSGD,
-    TopK,
-    all_reduce_hook,
-)
+from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
 from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
-from ringcoll.training.free.model_averages import Gossip, LocalSGD, diloco
+from ringcoll.training.free.model_averages import Gossip, LocalSGD
 from ringcoll.training.free.server import SERVER, ParameterServer, ServerWorker
 from ringcoll.training.model_on_ranks import check_same, require, whole_parameters
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
 from ringcoll.training.sharded.optimizer import ModelStates, ShardedAdamW, storage_nbytes
-from ringcoll.training.split.tensor import (
-    Mesh,
-    ParallelTransformer,
-    context_parallel,
-    tensor_parallel,
-    vocabulary_loss,
-)
+from ringcoll.training.split.context import context_parallel
+from ringcoll.training.split.mesh import Mesh, ParallelTransformer
+from ringcoll.training.split.tensor import tensor_parallel
 from ringcoll.training.task import Task, Transformer, next_token_loss, stages
 from ringcoll.watch import phase, waiting
 
-COMPRESSORS: dict[str, Callable[[], Compressor]] = {
-    "topk": lambda: TopK(0.1),
-    "int8": Int8,
-    "powersgd": lambda: PowerSGD(4),
-}
-"""The compressors by name, with usual options."""
-
 _MICROBATCHES = 4
-_EVERY = 8  # steps between two meetings; the paper of DiLoCo has 500, of some 90,000
+_EVERY = 8  # steps between two meetings
 _STALENESS = 4
 
 
@@ -252,11 +233,6 @@ def hooked_ddp(trainer: Trainer) -> None:
     _wrapped(trainer, None).register_comm_hook(options, all_reduce_hook)
 
 
-def compressed(trainer: Trainer) -> None:
-    """Gradients are averaged in a form that loses something."""
-    trainer.average = CompressedGradients(trainer.module, COMPRESSORS[trainer.option]).average
-
-
 def sharded(trainer: Trainer) -> None:
     """The optimizer averages, and keeps shards of state, gradients and parameters."""
     trainer.optimizer = optimizer = ShardedAdamW(
@@ -326,12 +302,10 @@ def check_sequence(task: Task, option: str, ranks: int) -> None:
 
 
 def tensor(trainer: Trainer, *, sequence: bool = False) -> None:
-    """Each layer is split over the ranks, and the vocabulary."""
+    """Each layer is split over the ranks."""
     tensor_parallel(trainer.module, sequence=sequence)
     trainer.params = list(trainer.module.parameters())
     _hold_pieces(trainer, trainer.rank)
-    if trainer.task.model == "transformer":  # digits are not split
-        trainer.loss = vocabulary_loss
 
 
 def _check_stages(task: Task, num_stages: int, batch: int) -> None:
@@ -350,19 +324,18 @@ def _run_stages(trainer: Trainer, runner: Pipeline) -> None:
 
 def check_pipeline(task: Task, option: str, world_size: int) -> None:
     """Each stage needs a layer, and each micro-batch a sample."""
-    schedule = SCHEDULES[option](world_size, _MICROBATCHES)
-    _check_stages(task, schedule.num_stages, task.batch * world_size)
+    _check_stages(task, world_size, task.batch * world_size)
 
 
 def pipeline(trainer: Trainer) -> None:
-    """Each rank has stages of the layers, through which micro-batches pass."""
+    """Each rank has a stage of the layers, through which micro-batches pass."""
     model, k = trainer.module, trainer.world_size
     schedule = SCHEDULES[trainer.option](k, _MICROBATCHES)
-    own_stages = stages(model, schedule.num_stages)[trainer.rank :: k]
-    trainer.params = [param for stage in own_stages for param in stage.parameters()]
+    stage = stages(model, k)[trainer.rank]
+    trainer.params = list(stage.parameters())
     _hold_pieces(trainer, trainer.rank)
     tied = model.head.scores.weight if isinstance(model, Transformer) else None
-    runner = Pipeline(own_stages, trainer.loss, schedule, tied=tied)
+    runner = Pipeline([stage], trainer.loss, schedule, tied=tied)
     trainer.compute = runner.step
     _run_stages(trainer, runner)
 
@@ -408,9 +381,9 @@ def mixing(trainer: Trainer) -> None:
     trainer.nbytes_sent = lambda: gossip.nbytes_sent
 
 
-def local(trainer: Trainer, make: Callable[..., LocalSGD] = LocalSGD) -> None:
+def local(trainer: Trainer) -> None:
     """Parameters are averaged every few steps; parameters and outer state of then are kept."""
-    averaging = make(trainer.module, every=_EVERY)
+    averaging = LocalSGD(trainer.module, every=_EVERY)
     _then(trainer, averaging.step)
 
     def memory() -> ModelStates:
@@ -418,11 +391,6 @@ def local(trainer: Trainer, make: Callable[..., LocalSGD] = LocalSGD) -> None:
         return replace(states, optimizer=states.optimizer + storage_nbytes(averaging.kept()))
 
     trainer.memory = memory
-
-
-def outer(trainer: Trainer) -> None:
-    """As `local`, with Nesterov's momentum from meeting to meeting."""
-    local(trainer, diloco)
 
 
 def check_server(task: Task, option: str, world_size: int) -> None:

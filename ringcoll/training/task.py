@@ -402,7 +402,7 @@ class Task:
     def shape(self) -> TransformerShape:
         """The sizes of the transformer; the heads have to divide the width."""
         largest = max(int(tokens.max()) for tokens in self.examples)
-        # A multiple of 16, so that several numbers of ranks divide the vocabulary.
+        # A multiple of 16, as is usual: matrix products of such sizes are faster.
         vocabulary, context = (largest // 16 + 1) * 16, self.examples.train_inputs.shape[1]
         return TransformerShape(vocabulary, context, self.width, _HEADS, self.layers)
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.training.names import COMPRESSORS, GRAPHS, LAYERS, LEARNING_RATES, MODELS
+from ringcoll.training.names import GRAPHS, LAYERS, LEARNING_RATES, MODELS
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 
 if TYPE_CHECKING:
@@ -73,10 +73,6 @@ TRAINERS = {
         "DistributedDataParallel that calls ringcoll in a hook",
         _late("hooked_ddp"), takes_algorithm=True, takes_wire=True,
     ),
-    "compressed": TrainerEntry(
-        "topk, int8 or powersgd, with error feedback",
-        _late("compressed"), COMPRESSORS, "HOW", is_exact=False,
-    ),
     "tensor": TrainerEntry(
         "each layer is split over the ranks; all see the samples of all",
         _late("tensor"), check=_late("check_tensor"),
@@ -109,10 +105,6 @@ TRAINERS = {
     "local-sgd": TrainerEntry(
         "the ranks average their models every 8 steps",
         _late("local"), meets=False, is_exact=False,
-    ),
-    "diloco": TrainerEntry(
-        "the same, and Nesterov's momentum from meeting to meeting",
-        _late("outer"), meets=False, is_exact=False,
     ),
     "server": TrainerEntry(
         "rank 0 has the model, all others send gradients; sync or async",

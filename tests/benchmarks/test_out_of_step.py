@@ -18,7 +18,7 @@ from tests.programs.warm import ProgramWithWarmRanks
 SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "out_of_step.py")
 
 
-WAYS = "lock-step,gossip ring,DiLoCo,server sync,server async,lock-step top-k"
+WAYS = "lock-step,gossip ring,local SGD,server sync,server async"
 SMALL = ("--slower", "2", "--steps", "8", "--step-ms", "1", "--runs", "1", "--target", "2.3")
 
 

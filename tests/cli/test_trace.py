@@ -103,18 +103,12 @@ TRAINERS = {
     "bucketed": (2, ALWAYS | {"average"}, "?"),
     "torch-ddp": (2, ALWAYS, "?"),
     "torch-ddp-hook": (2, ALWAYS, "?"),
-    "compressed:int8": (2, ALWAYS | {"average"}, "average"),
     "tensor": (2, ALWAYS | {"average"}, "forward"),
     "context": (2, ALWAYS | {"average"}, "average"),
     "pipeline:1f1b": (2, ALWAYS, "backward"),
-    "pipeline:zero_bubble": (
-        2,
-        {"step", "forward", "backward_inputs", "backward_weights", "update", "total"},
-        "forward",
-    ),
     "sharded:3": (2, ALWAYS | {"average"}, "?"),
     "gossip:ring": (2, ALWAYS | {"average"}, "average"),
-    "diloco": (2, ALWAYS | {"average"}, "average"),
+    "local-sgd": (2, ALWAYS | {"average"}, "average"),
     "server:sync": (2, {"serve", "update", "total"}, "serve"),
     "3d:1x2x2": (4, ALWAYS | {"average"}, "forward"),
 }
@@ -129,7 +123,7 @@ def test_trainers(run, pool, monkeypatch, tmp_path, trainer):
     monkeypatch.setattr(measuring, "on_ranks", on_ranks)
     world_size, names, waiting = TRAINERS[trainer]
     path = tmp_path / "picture.json"
-    num_steps = 8 if trainer == "diloco" else 2
+    num_steps = 8 if trainer == "local-sgd" else 2
     words = ("-k", str(world_size), "-n", str(num_steps), "-w", "1", "-o", str(path), "--json")
     result = run("trace", trainer, *words)
     assert result.exit_code == 0, result.output
@@ -199,7 +193,7 @@ def test_phases_in_words(run, pool, monkeypatch, tmp_path):
         (("tensor", "-b", "4K"), "the trainer tensor cannot use --bytes"),
         (("bucketed", "--op", "sum"), "the trainer bucketed cannot use --op"),
         (("gossip:ring", "-d", "half"), "the trainer gossip:ring cannot use --datatype"),
-        (("diloco", "--root", "0"), "the trainer diloco cannot use --root"),
+        (("local-sgd", "--root", "0"), "the trainer local-sgd cannot use --root"),
         (("3d:1x1x1", "--segment-bytes", "4"), "the trainer 3d:1x1x1 cannot use --segment-bytes"),
         (("tensor", "--algorithm", "ring"), "the trainer tensor cannot use --algorithm"),
         (("bucketed", "--algorithm", "native"), "one algorithm of ringcoll's"),

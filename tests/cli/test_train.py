@@ -58,7 +58,7 @@ class TestOnRanks:
         assert set(oversubscribed(2)) <= set(lines)
 
     def test_systems_that_end_where_native_does(self, run):
-        names = ("one-process", "tensor", "pipeline:gpipe", "pipeline:zero_bubble")
+        names = ("one-process", "tensor", "pipeline:gpipe", "pipeline:1f1b")
         result = run("train", "--trainer", ",".join(names), *SMALL)
         assert result.exit_code == 0, result.output
         rows = [line for line in result.stdout.splitlines() if line.startswith(names)]
@@ -67,7 +67,7 @@ class TestOnRanks:
         assert max(float(row.split()[-1]) for row in rows) < 1e-5, "from native"
 
     def test_systems_that_end_elsewhere_have_learned(self, run, tmp_path):
-        names = ["compressed:int8", "gossip:ring", "diloco", "server:async"]
+        names = ["gossip:ring", "local-sgd", "server:async"]
         picture = tmp_path / "loss.svg"
         words = ("--trainer", ",".join(names), "--picture", str(picture))
         result = run("train", *words, *SMALL, "--json")
@@ -75,7 +75,7 @@ class TestOnRanks:
         results = json.loads(result.stdout)["results"]
         assert [result["trainer"] for result in results] == [*names, "torch-ddp"]
         sent = {result["trainer"]: result["nbytes_sent_per_step"] for result in results}
-        assert sent["diloco"] < sent["compressed:int8"] < sent["torch-ddp"] == 4 * NUMEL
+        assert sent["local-sgd"] < sent["torch-ddp"] == 4 * NUMEL
         assert picture.read_text().startswith("<?xml")
 
     def test_a_sharded_optimizer_brings_adamw_and_holds_less(self, run):

@@ -13,14 +13,9 @@ from ringcoll.training import Mesh, ParallelTransformer, TransformerShape, whole
 from tests.programs.faults import catch
 from tests.training.reference import tokens, transformer
 
-__all__ = ["SHAPE", "refused", "shape", "table", "trained"]
+__all__ = ["SHAPE", "refused", "table", "trained"]
 
 SHAPE = TransformerShape(vocabulary=16, context=8, width=16, heads=4, layers=2)
-
-
-def shape(options: dict[str, Any]) -> TransformerShape:
-    """A shape with a block for each stage of two ranks: two stages a rank, if interleaved."""
-    return replace(SHAPE, layers=4) if options.get("schedule") == "interleaved" else SHAPE
 
 
 def trained(
@@ -28,8 +23,8 @@ def trained(
 ) -> tuple[list[float], list[Tensor]]:
     """Train for 20 steps; the losses, and the parameters of the whole model."""
     mesh = Mesh(*sizes)
-    shapes = dict(transformer(shape(options)).named_parameters())
-    share = ParallelTransformer(transformer(shape(options)), mesh, num_microbatches=2, **options)
+    shapes = dict(transformer(SHAPE).named_parameters())
+    share = ParallelTransformer(transformer(SHAPE), mesh, num_microbatches=2, **options)
     optimizer = torch.optim.AdamW(share.params, lr=1e-2)
     losses = []
     for step in range(20):
@@ -53,16 +48,16 @@ def table(sizes: tuple[int, int, int]) -> str:
 
 
 def refused(sizes: tuple[int, int, int]) -> list[str]:
-    """The errors of a mesh of another size, of a batch that does not divide, and of schedules."""
+    """The errors of a mesh of another size, of a batch that does not divide, of layers, and of schedules."""
     mesh = Mesh(*sizes)
 
-    def share(**options: Any) -> ParallelTransformer:
-        return ParallelTransformer(transformer(SHAPE), mesh, **options)
+    def share(shape: TransformerShape = SHAPE, **options: Any) -> ParallelTransformer:
+        return ParallelTransformer(transformer(shape), mesh, **options)
 
     caught = [
         catch(lambda: Mesh(sizes[0] + 1, *sizes[1:])),
         catch(lambda: share().step(*tokens(0, 5, SHAPE))),
-        catch(lambda: share(schedule="interleaved")),
+        catch(lambda: share(replace(SHAPE, layers=1))),
         catch(lambda: share(schedule="2f2b")),
     ]
     mesh.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from ringcoll.training import (
     Messages,
     ParameterServer,
     ServerWorker,
-    diloco,
     mixing_matrix,
 )
 from tests.programs.faults import Caught, catch
@@ -109,9 +109,10 @@ def with_local_sgd(group: Any, steps: int) -> Tensor:
     return on_rank(lambda m, g: LocalSGD(m, g, every=EVERY).step, group, steps)
 
 
-def with_diloco(group: Any, steps: int) -> Tensor:
+def with_outer(group: Any, steps: int) -> Tensor:
     def make(module: nn.Module, group: Any) -> Callable[[], object]:
-        return diloco(module, group, every=EVERY, lr=OUTER_LR, momentum=OUTER_MOMENTUM).step
+        outer = partial(torch.optim.SGD, lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
+        return LocalSGD(module, group, every=EVERY, outer=outer).step
 
     return on_rank(make, group, steps)
 
@@ -134,7 +135,7 @@ TRAINERS: dict[str, Callable[[Any, int], Tensor]] = {
     "ring": with_gossip("ring"),
     "exponential": with_gossip("exponential"),
     "local SGD": with_local_sgd,
-    "DiLoCo": with_diloco,
+    "outer optimizer": with_outer,
     "server": with_server,
 }
 
@@ -208,7 +209,7 @@ REFERENCES: dict[str, Callable[..., list[Tensor]]] = {
     "ring": lambda k, steps: gossiping("ring", k, steps),
     "exponential": lambda k, steps: gossiping("exponential", k, steps),
     "local SGD": lambda k, steps: meeting(1.0, 0.0, k, steps),
-    "DiLoCo": lambda k, steps: meeting(OUTER_LR, OUTER_MOMENTUM, k, steps),
+    "outer optimizer": lambda k, steps: meeting(OUTER_LR, OUTER_MOMENTUM, k, steps),
     "server": serving,
 }
 

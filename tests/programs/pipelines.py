@@ -90,9 +90,8 @@ def in_process(name: str, num_stages: int, num_microbatches: int, steps: int) ->
 
 def in_pipeline(group: Any, name: str, schedule: PipelineSchedule, steps: int) -> Trained:
     """Train on one rank of a pipeline."""
-    rank, last = group.rank(), (schedule.num_stages - 1) % schedule.world_size
-    numbers = schedule.stages_of(rank)
-    mine = stages(_model(name, schedule.num_stages), schedule.num_stages)[rank :: group.size()]
+    rank, last = group.rank(), schedule.num_stages - 1
+    mine = stages(_model(name, schedule.num_stages), schedule.num_stages)[rank : rank + 1]
     tied: Any = None
     if name == "transformer" and rank in (0, last):
         table: Any = mine[0][0].tokens if rank == 0 else mine[-1][-1].scores
@@ -113,10 +112,9 @@ def in_pipeline(group: Any, name: str, schedule: PipelineSchedule, steps: int) -
             ).item()
         )
         if step == 0:
-            parts = zip(numbers, mine, strict=True)
-            grads = {n: _copies(p.grad for p in part.parameters()) for n, part in parts}
+            grads = {rank: _copies(p.grad for p in mine[0].parameters())}
         optimizer.step()
-    params = {n: _copies(part.parameters()) for n, part in zip(numbers, mine, strict=True)}
+    params = {rank: _copies(mine[0].parameters())}
     return Trained(losses, grads, params, pipeline.last_step)
 
 

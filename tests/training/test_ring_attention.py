@@ -19,7 +19,7 @@ from ringcoll.training import (
     places,
     ring_attention,
 )
-from ringcoll.training.split.tensor import _Ring
+from ringcoll.training.split.context import _Ring
 from tests.training.reference import far, tokens, train, transformer
 
 WORLD_SIZES = (1, 2, 3, 4, 8)

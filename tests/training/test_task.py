@@ -32,7 +32,7 @@ def test_a_text_is_learned_from_another_part_than_it_is_tested_on(monkeypatch: p
     assert examples.train_targets.max() < 800 <= examples.test_inputs.min()
 
 
-def test_the_vocabulary_holds_every_character_and_can_be_divided():
+def test_the_vocabulary_holds_every_character_and_is_a_multiple_of_16():
     task = Task("transformer", Task.load("transformer"), width=16)
     assert task.shape.vocabulary % 16 == 0
     assert max(int(tokens.max()) for tokens in task.examples) < task.shape.vocabulary

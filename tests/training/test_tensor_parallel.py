@@ -19,9 +19,7 @@ from ringcoll.training import (
     TransformerShape,
     conjugate,
     mlp,
-    next_token_loss,
     tensor_parallel,
-    vocabulary_loss,
 )
 from tests.training.reference import SHAPE, far, perceptron, samples, tokens, train, transformer
 
@@ -147,35 +145,12 @@ def test_a_split_transformer_is_that_of_one_process(sequence: bool, world_size: 
 
     def main(group: LocalGroup) -> tuple[list[float], float]:
         model = tensor_parallel(transformer(), group, sequence=sequence)
-        losses = train(model, tokens, loss=partial(vocabulary_loss, group=group))
+        losses = train(model, tokens)
         return losses, far(pieces(model, whole, group.rank()))
 
     for losses, distance in run_threads(main, world_size):
         assert losses == pytest.approx(expected, rel=1e-10)
         assert distance < 1e-10
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_loss_by_vocabulary_is_cross_entropy(world_size: int):
-    generator = torch.Generator().manual_seed(1)
-    scores = 30 * torch.randn(5, 3, 8, generator=generator, dtype=torch.float64)
-    targets = torch.randint(8, (5, 3), generator=generator)
-    whole = scores.clone().requires_grad_()
-    expected = next_token_loss(whole, targets)
-    torch.autograd.backward(3 * expected)
-
-    def main(group: LocalGroup) -> tuple[Tensor, Tensor]:
-        local = scores.chunk(world_size, -1)[group.rank()].clone().requires_grad_()
-        loss = vocabulary_loss(local, targets, group)
-        torch.autograd.backward(3 * loss)
-        assert local.grad is not None
-        return loss.detach(), local.grad
-
-    results = run_threads(main, world_size)
-    assert all(torch.allclose(loss, expected, rtol=1e-12, atol=0) for loss, _ in results)
-    assert whole.grad is not None
-    together = torch.cat([grad for _, grad in results], -1)
-    assert torch.allclose(together, whole.grad, rtol=1e-12, atol=1e-15)
 
 
 # --- what is sent and kept ------------------------------------------------------------
@@ -207,7 +182,7 @@ def test_a_block_sends_what_the_formula_says(sequence: bool, monkeypatch: pytest
 
         def main(group: LocalGroup, shape: TransformerShape = shape) -> None:
             model = tensor_parallel(transformer(shape), group, sequence=sequence)
-            train(model, tokens, 1, loss=partial(vocabulary_loss, group=group))
+            train(model, tokens, 1)
 
         run_threads(main, 2)
         monkeypatch.undo()
@@ -233,9 +208,11 @@ def test_a_rank_holds_its_share_of_the_parameters():
 
     (held, *others) = run_threads(main, 8)
     assert set(others) == {held}
-    # Whole are the positions, the norms, and the biases that are added after a sum.
+    # Whole are tokens and positions, the norms, and the biases that are added after a sum.
     width, layers = SHAPE.width, SHAPE.layers
-    kept = SHAPE.context * width + (4 * layers + 2) * width + 2 * layers * width
+    kept = (
+        (SHAPE.vocabulary + SHAPE.context) * width + (4 * layers + 2) * width + 2 * layers * width
+    )
     assert held == kept + (whole - kept) // 8
 
 
@@ -249,11 +226,6 @@ def test_a_rank_holds_its_share_of_the_parameters():
             partial(Transformer, TransformerShape(16, 8, 24, 6, 1)),
             4,
             "heads do not divide.* of 4, got 6",
-        ),
-        (
-            partial(Transformer, TransformerShape(17, 8, 24, 6, 1)),
-            2,
-            "vocabulary does not.* of 2, got 17",
         ),
         (partial(mlp, 2, 15, 0), 2, "width of the layer's output does not.* of 2, got 15"),
         (lambda: nn.Sequential(*mlp(2, 8, 0), *mlp(2, 9, 0)), 2, "width.* of 2, got 9"),

@@ -15,7 +15,6 @@ from ringcoll.training import (
     trainer_names,
     usual_task,
 )
-from ringcoll.training.systems import COMPRESSORS
 
 
 def test_every_name_is_found_and_explained():
@@ -26,10 +25,6 @@ def test_every_name_is_found_and_explained():
             assert (entry, found) == (TRAINERS[base], option)
         assert TRAINERS[base].about, "what `ringcoll train --help` says"
         assert bool(TRAINERS[base].placeholder) == bool(options), "what may follow the colon"
-
-
-def test_every_compressor_has_a_name():
-    assert tuple(COMPRESSORS) == TRAINERS["compressed"].options
 
 
 @pytest.mark.parametrize(

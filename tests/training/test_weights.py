@@ -17,11 +17,8 @@ from ringcoll import run_threads, testing
 from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.training import (
     BucketedDataParallel,
-    CompressedBuckets,
-    CompressedGradients,
     HookOptions,
     ShardedAdamW,
-    TopK,
     all_reduce_hook,
     average_gradients,
     check_same,
@@ -43,20 +40,14 @@ TRAINERS = ("per-parameter", "bucketed")
 class Bucket:
     """What torch gives to a communication hook."""
 
-    def __init__(self, gradients: Tensor, number: int, params: Sequence[Tensor] = ()) -> None:
-        self.gradients, self.number, self.params = gradients, number, params
+    def __init__(self, gradients: Tensor, number: int) -> None:
+        self.gradients, self.number = gradients, number
 
     def buffer(self) -> Tensor:
         return self.gradients
 
     def index(self) -> int:
         return self.number
-
-    def parameters(self) -> Sequence[Tensor]:
-        return self.params
-
-    def is_last(self) -> bool:
-        return self.number > 0
 
 
 def hooked(tensors: Sequence[Tensor], state: HookOptions) -> None:
@@ -197,49 +188,6 @@ class TestAgainstOneProcess:
         ):
             assert found.keys() == alone.keys()
             assert far((found[name], alone[name]) for name in alone) < 1e-10
-
-    @pytest.mark.parametrize("in_buckets", [False, True])
-    def test_compressed_gradients(self, in_buckets: bool) -> None:
-        """All elements are sent, so that nothing is lost: the weighted mean, and 0 in place of NaN without samples."""
-        weights = (3, 0, 1, 4)
-
-        def rank_main(group: Any) -> list[Tensor]:
-            own = weights[group.rank()]
-            grads = [torch.arange(3.0) + group.rank(), torch.full((2,), 8.0 * group.rank())]
-            if not own:
-                grads = [grad * math.nan for grad in grads]
-            if not in_buckets:
-                model = nn.Linear(3, 2, bias=False)
-                model.weight.grad = torch.cat([grads[0], grads[1], grads[1][:1]]).view(2, 3)
-                CompressedGradients(model, lambda: TopK(1.0, group)).average(weight=own)
-                return [model.weight.grad[0], model.weight.grad[1][:2]]
-            state = CompressedBuckets(lambda: TopK(1.0, group), weight=torch.tensor(own))
-            keys = [torch.zeros_like(grad) for grad in grads]
-            for number, (grad, key) in enumerate(zip(grads, keys, strict=True)):
-                state.average(Bucket(grad, number, [key]))  # type: ignore[arg-type]
-            return grads
-
-        expected = [torch.arange(3.0) + (0 * 3 + 2 + 3 * 4) / 8, torch.full((2,), float(2 + 3 * 4))]
-        for grads in run_threads(rank_main, 4):
-            for grad, mean in zip(grads, expected, strict=True):
-                torch.testing.assert_close(grad, mean, rtol=4 * 2.0**-23, atol=0)
-
-    def test_compressed_gradients_of_float16_do_not_overflow(self) -> None:
-        def rank_main(group: Any) -> list[float]:
-            model = nn.Linear(1, 1, bias=False, dtype=torch.float16)
-            gradients, found = CompressedGradients(model, lambda: TopK(1.0, group)), []
-            for grad in (40000.0, 8.0):
-                model.weight.grad = torch.full(
-                    (1, 1), grad * (1 - group.rank()), dtype=torch.float16
-                )
-                gradients.average(weight=(9, 1)[group.rank()])
-                found.append(model.weight.grad.item())
-            return found
-
-        unit = 2.0**-11
-        for first, second in run_threads(rank_main, 2):
-            assert abs(first - 36000) <= 36000 * unit
-            assert abs(second - 7.2) <= 8 * unit
 
     def test_a_refused_weight_can_be_mended(self) -> None:
         def rank_main(group: Any) -> float:

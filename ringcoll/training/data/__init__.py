@@ -2,7 +2,7 @@
 
 ==============  =================================================================
 `parallel`      averages parameter by parameter, and in buckets during backward
-`hooks`         averages, also compressed, inside torch's DistributedDataParallel
+`hooks`         averages inside torch's DistributedDataParallel
 ==============  =================================================================
 
 `ringcoll.ddp` is this folder, with the samples of each rank from `ringcoll.training.task`.

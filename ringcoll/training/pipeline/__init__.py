@@ -1,8 +1,7 @@
 """Pipeline parallel: schedules as data, and what runs them.
 
 ===================  ==========================================================================
-`pipeline_schedule`  the schedule of a pipeline as data: GPipe, 1F1B, interleaved 1F1B and
-                     zero-bubble, a proof, a drawing; pure: no torch
+`pipeline_schedule`  the orders of a pipeline as data: GPipe and 1F1B, a drawing; pure: no torch
 `runner`             runs a schedule on which the ranks agree, with the messages that it needs
 ===================  ==========================================================================
 """

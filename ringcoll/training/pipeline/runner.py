@@ -1,14 +1,14 @@
 """Pipeline-parallel training: stages of a model on several ranks, micro-batch by micro-batch.
 
 Problem: a model does not fit on one rank, or takes too long there. The model is cut into stages,
-each rank holds some of the stages, and a batch passes through them in micro-batches. A schedule
+each rank holds one of the stages, and a batch passes through them in micro-batches. A schedule
 (`ringcoll.training.pipeline.pipeline_schedule`) says in which order each rank works; `Pipeline`
 runs it::
 
     schedule = one_f_one_b(world_size, num_microbatches=8)
-    mine = stages(Transformer(shape), schedule.num_stages)[rank::world_size]
-    pipeline = Pipeline(mine, next_token_loss, schedule)
-    optimizer = torch.optim.SGD([param for stage in mine for param in stage.parameters()])
+    mine = stages(Transformer(shape), world_size)[rank]
+    pipeline = Pipeline([mine], next_token_loss, schedule)
+    optimizer = torch.optim.SGD(mine.parameters())
     for inputs, targets in batches:             # the same on all ranks
         optimizer.zero_grad()
         loss = pipeline.step(inputs, targets)   # .grad is that of the whole batch
@@ -26,8 +26,8 @@ How messages travel:
   may be incomplete. So the transport moves data while the rank computes.
 - A message that arrives proves that its sender has received all that its earlier actions needed.
   The sends to that rank are then complete, and their memory is released.
-- The tag of a message is its place in the schedule, and a rank posts its receives in the order in
-  which the peer sends.
+- The tag of a message is its micro-batch, and a rank posts its receives in the order in which the
+  peer sends.
 - The first activation between two stages follows a message with its shape and dtype.
 
 Assumptions: a stage takes one tensor and returns one tensor of floating-point numbers, of the same
@@ -58,10 +58,6 @@ from ringcoll.training.pipeline.pipeline_schedule import (
     Action,
     Kind,
     PipelineSchedule,
-    Transfer,
-    check,
-    consumed,
-    produced,
 )
 from ringcoll.watch import phase
 
@@ -79,80 +75,81 @@ class _Pending(NamedTuple):
     wait: _Completion
 
 
+def _neighbour(action: Action, step: int) -> Action:
+    """The action of a neighbour that takes what an action hands on (1), or gives what it needs."""
+    direction = step if action.kind is Kind.FORWARD else -step
+    return Action(action.kind, action.stage + direction, action.microbatch)
+
+
 class Mailbox:
-    """The messages of a rank: activations and gradients, by a proved schedule."""
+    """The messages of a rank to and from its neighbours: activations and gradients."""
 
     def __init__(self, schedule: PipelineSchedule, group: Any, device: torch.device) -> None:
         self._messages, self._device = Messages(group), device
         self._rank = self._messages.rank
-        self._num_stages, self._num_microbatches = schedule.num_stages, schedule.num_microbatches
-        self._header_tags = 2 * schedule.num_stages * schedule.num_microbatches
-        # The rank, and the place in its program, of the action that sends or receives.
-        self._senders: dict[Transfer, tuple[int, int]] = {}
-        self._receivers: dict[Transfer, tuple[int, int]] = {}
-        for rank, program in enumerate(schedule.programs):
-            for place, action in enumerate(program):
-                if (sent := produced(action, schedule.num_stages)) is not None:
-                    self._senders[sent] = rank, place
-                if (received := consumed(action, schedule.num_stages)) is not None:
-                    self._receivers[received] = rank, place
-        self._layouts: dict[int, tuple[torch.Size, torch.dtype]] = {}  # by boundary
+        self._program = schedule.program(self._rank)
+        self._header_tag = schedule.num_microbatches  # those of other messages are below
+        peers = {self._rank - 1, self._rank + 1} & {*range(schedule.world_size)}
+        # By neighbour: the places of its actions in its program.
+        self._places = {
+            peer: {action: place for place, action in enumerate(schedule.program(peer))}
+            for peer in peers
+        }
+        self._layouts: dict[int, tuple[torch.Size, torch.dtype]] = {}  # by neighbour
         self.waited_s = 0.0  # time in which this rank waited for messages, in this step
-        self.nbytes_sent = 0  # to other ranks, in all steps
+        self.nbytes_sent = 0  # in all steps
 
     def begin(self, *, has_new_shapes: bool) -> None:
         """Begin a step; whether shapes are new is alike on all ranks."""
         if has_new_shapes:
             self._layouts.clear()
-        self._posted: dict[Transfer, tuple[Tensor, _Completion]] = {}
+        self._posted: dict[Action, tuple[Tensor, _Completion]] = {}
         self._pending: list[_Pending] = []
-        self._incoming: dict[int, deque[Transfer]] = {}
-        for transfer, (peer, _) in self._senders.items():  # in the order in which the peer sends
-            if self._receivers[transfer][0] == self._rank != peer:
-                self._incoming.setdefault(peer, deque()).append(transfer)
+        # By neighbour: the actions that need its messages, in the order in which it sends.
+        self._incoming: dict[int, deque[Action]] = {peer: deque() for peer in self._places}
+        for action in self._program:
+            if (source := _neighbour(action, -1)).stage in self._places:
+                self._incoming[source.stage].append(action)
         self.waited_s = 0.0
         for peer in self._incoming:
             self._post_early(peer)
 
     def send(self, action: Action, tensor: Tensor) -> None:
         """Start to send what an action has produced to the rank that needs it."""
-        transfer = produced(action, self._num_stages)
-        assert transfer is not None, action
-        tensor, boundary = tensor.contiguous(), transfer.boundary
+        receiver = _neighbour(action, 1)
+        peer, tensor = receiver.stage, tensor.contiguous()
+        boundary = min(self._rank, peer)
         can_be_sent = tensor.dtype in _DTYPES and tensor.ndim <= _MOST_DIMENSIONS
         require(can_be_sent, "stages", f"the result of stage {boundary} cannot be sent",
                 f"one of {_DTYPES}, at most {_MOST_DIMENSIONS} dimensions",
                 f"{tensor.dtype}, {tensor.ndim} dimensions", self._rank)  # fmt: skip
-        is_first, layout = boundary not in self._layouts, (tensor.shape, tensor.dtype)
-        expected = self._layouts.setdefault(boundary, layout)
+        is_first, layout = peer not in self._layouts, (tensor.shape, tensor.dtype)
+        expected = self._layouts.setdefault(peer, layout)
         require(layout == expected, "stages",
                 f"the result of stage {boundary} is not as for the micro-batch before",
                 expected, layout, self._rank)  # fmt: skip
-        peer, place = self._receivers[transfer]
-        if peer == self._rank:
-            self._posted[transfer] = tensor, lambda: None
-            return
-        messages = [(tensor, self._tag(transfer))]
+        messages = [(tensor, action.microbatch)]
         if is_first:
             padding = [0] * (_MOST_DIMENSIONS - tensor.ndim)
             numbers = [_DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape, *padding]
-            header = torch.tensor(numbers, device=self._device)
-            messages.insert(0, (header, self._header_tags + boundary))
+            messages.insert(0, (torch.tensor(numbers, device=self._device), self._header_tag))
         self.nbytes_sent += tensor.nbytes
+        place = self._places[peer][receiver]
         for message, tag in messages:
             self._pending.append(_Pending(peer, place, self._messages.send(message, peer, tag)))
 
     def take(self, action: Action) -> Tensor | None:
         """Wait for what an action needs, if anything, and post the next receive from that peer."""
-        transfer = consumed(action, self._num_stages)
-        if transfer is None:
+        sender = _neighbour(action, -1)
+        peer = sender.stage
+        if peer not in self._places:
             return None
         begin_s = time.perf_counter()
-        peer, place = self._senders[transfer]
-        while transfer not in self._posted:
+        while action not in self._posted:
             self._post(peer)
-        tensor, wait = self._posted.pop(transfer)
+        tensor, wait = self._posted.pop(action)
         wait()
+        place = self._places[peer][sender]
         for item in [item for item in self._pending if item.peer == peer and item.place <= place]:
             item.wait()
             self._pending.remove(item)
@@ -166,27 +163,22 @@ class Mailbox:
             item.wait()
         self._pending.clear()
 
-    def _tag(self, transfer: Transfer) -> int:
-        place = transfer.boundary * self._num_microbatches + transfer.microbatch
-        return 2 * place + transfer.is_gradient
-
     def _post_early(self, peer: int) -> None:
         """Post the next receive from a peer, if there is another and its shape is known."""
-        incoming = self._incoming.get(peer)
-        if incoming and incoming[0].boundary in self._layouts:
+        if self._incoming[peer] and peer in self._layouts:
             self._post(peer)
 
     def _post(self, peer: int) -> None:
         """Post the next receive from a peer; wait for the shape if it is not known."""
-        transfer = self._incoming[peer].popleft()
-        if transfer.boundary not in self._layouts:
+        action = self._incoming[peer].popleft()
+        if peer not in self._layouts:
             header = torch.empty(2 + _MOST_DIMENSIONS, dtype=torch.int64, device=self._device)
-            self._messages.recv(header, peer, self._header_tags + transfer.boundary)
+            self._messages.recv(header, peer, self._header_tag)
             index, ndim, *lengths = header.tolist()
-            self._layouts[transfer.boundary] = torch.Size(lengths[:ndim]), _DTYPES[index]
-        shape, dtype = self._layouts[transfer.boundary]
+            self._layouts[peer] = torch.Size(lengths[:ndim]), _DTYPES[index]
+        shape, dtype = self._layouts[peer]
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
-        self._posted[transfer] = tensor, self._messages.receive(tensor, peer, self._tag(transfer))
+        self._posted[action] = tensor, self._messages.receive(tensor, peer, action.microbatch)
 
 
 def agree_on_schedule(
@@ -209,18 +201,15 @@ def agree_on_schedule(
 
 
 def _check(schedule: PipelineSchedule, stages: Sequence[nn.Module], group: Any) -> None:
-    check(schedule)
     rank = group.rank()
-    numbers = schedule.stages_of(rank)
     for got, expected, argument, what in (
         (schedule.world_size, group.size(), "schedule", "ranks"),
-        (len(stages), len(numbers), "stages", "stages"),
+        (len(stages), 1, "stages", "stages"),
     ):
         message = f"the number of {what} is wrong"
         require(got == expected, argument, message, expected, got, rank)
-    for number, stage in zip(numbers, stages, strict=True):
-        has_layers, wanted = any(True for _ in stage.parameters()), "a module with parameters"
-        require(has_layers, "stages", f"stage {number} has no layers", wanted, stage, rank)
+    has_layers, wanted = any(True for _ in stages[0].parameters()), "a module with parameters"
+    require(has_layers, "stages", f"stage {rank} has no layers", wanted, stages[0], rank)
 
 
 def agree_on_batch(
@@ -238,7 +227,7 @@ def agree_on_batch(
     api.all_gather_single(table, own, group)
     rows = table.view(-1, own.numel()).tolist()
     num_inputs, _, layout_hash = rows[0]  # of the first stage; the targets of the last one
-    num_targets = rows[(schedule.num_stages - 1) % schedule.world_size][1]
+    num_targets = rows[-1][1]
     m, wrong, rank = schedule.num_microbatches, "the number of samples is wrong", group.rank()
     require(num_inputs > 0 and num_inputs % m == 0, "inputs", wrong,
             f"a positive multiple of {m} micro-batches", num_inputs, rank)  # fmt: skip
@@ -260,23 +249,18 @@ class PipelineReport:
 
 
 class Pipeline:
-    """The stages of one rank, and the steps that train them.
-
-    A W action computes the gradients inside the stage again, which the I action computed and
-    dropped: autograd walks the graph twice. In a stage of n equal layers, I and W together do
-    3n - 1 matrix products, and B does 2n.
+    """The stage of one rank, and the steps that train it.
 
     Parameters
     ----------
     stages
-        Modules of this rank, in the order of their numbers: rank, rank + p, rank + 2 p, ... If a
-        rank has others than the schedule says, or one without parameters, all ranks raise
-        `ArgumentError`.
+        The one module of this rank, in a list. If a rank has none, several, or one without
+        parameters, all ranks raise `ArgumentError`.
     loss
         Function of the last stage's result and of the targets of a micro-batch; the result is the
         mean over the micro-batch, without dimensions.
     schedule
-        Schedule of all ranks; `ScheduleError` is raised if it is wrong.
+        Schedule of all ranks, the same on each.
     group
         Group of the ranks. It carries no other messages during a step.
     tied
@@ -311,18 +295,10 @@ class Pipeline:
         params = [param for stage in stages for param in stage.parameters()]
         self._device = params[0].device if params else torch.device("cpu")
         agree_on_schedule(schedule, stages, self.group, self._device)
-        self._modules = dict(zip(schedule.stages_of(self.rank), stages, strict=True))
         self._mailbox = Mailbox(schedule, self.group, self._device)
-        self._run: dict[Kind, Callable[[Action], None]] = {
-            Kind.FORWARD: self._forward,
-            Kind.BACKWARD: self._backward,
-            Kind.BACKWARD_INPUTS: self._backward_inputs,
-            Kind.BACKWARD_WEIGHTS: self._backward_weights,
-        }
-        # By stage and micro-batch: input, result, and between I and W the result's gradient.
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]] = {}
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by micro-batch: input and result
         self._layout: int | None = None  # hash of the inputs' layout in the step before
-        self._last_rank = (schedule.num_stages - 1) % schedule.world_size
+        self._last_rank = schedule.world_size - 1
         self._ends = sorted({0, self._last_rank})
         self._tied = tied if self.rank in self._ends and len(self._ends) > 1 else None
         self._tied_nbytes = 0
@@ -360,9 +336,9 @@ class Pipeline:
         agreed_s = time.perf_counter()
         self._mailbox.begin(has_new_shapes=layout != self._layout)
         self._layout = layout
-        for action in self.schedule.programs[self.rank]:
+        for action in self.schedule.program(self.rank):
             with phase(action.kind.name.lower(), stage=action.stage, microbatch=action.microbatch):
-                self._run[action.kind](action)
+                (self._forward if action.kind is Kind.FORWARD else self._backward)(action)
             peak = max(peak, len(self._kept))
         done_s = time.perf_counter()
         self._mailbox.finish()
@@ -381,8 +357,8 @@ class Pipeline:
     def _forward(self, action: Action) -> None:
         arriving = self._mailbox.take(action)
         inputs = self._inputs[action.microbatch] if arriving is None else arriving.requires_grad_()
-        result = self._modules[action.stage](inputs)
-        if action.stage == self.schedule.num_stages - 1:
+        result = self.stages[0](inputs)
+        if self.rank == self._last_rank:
             result = self.loss(result, self._targets[action.microbatch])
             result = result / self.schedule.num_microbatches
             self._losses.append(result.detach())
@@ -391,33 +367,14 @@ class Pipeline:
             is_tensor = isinstance(result, Tensor)
             require(is_tensor, "stages", message, "a tensor", got, self.rank)
             self._mailbox.send(action, result.detach())
-        self._kept[action.stage, action.microbatch] = inputs, result, None
-
-    def _send(self, action: Action, inputs: Tensor, gradient: Tensor | None) -> None:
-        """Send the gradient of the input of a stage; zeros if the stage does not use its input."""
-        if action.stage > 0:
-            self._mailbox.send(action, torch.zeros_like(inputs) if gradient is None else gradient)
+        self._kept[action.microbatch] = inputs, result
 
     def _backward(self, action: Action) -> None:
-        inputs, result, _ = self._kept[action.stage, action.microbatch]
+        inputs, result = self._kept[action.microbatch]
         gradient = self._mailbox.take(action)  # None of the loss
         if result.requires_grad:  # the first stage may be frozen
             torch.autograd.backward(result, gradient)
-        self._send(action, inputs, inputs.grad if inputs.is_leaf else None)
-        del self._kept[action.stage, action.microbatch]
-
-    def _backward_inputs(self, action: Action) -> None:
-        inputs, result, _ = self._kept[action.stage, action.microbatch]
-        gradient, of_inputs = self._mailbox.take(action), None
-        if inputs.requires_grad:
-            (of_inputs,) = torch.autograd.grad(
-                result, (inputs,), gradient, retain_graph=True, allow_unused=True
-            )
-        self._send(action, inputs, of_inputs)
-        self._kept[action.stage, action.microbatch] = inputs, result, gradient
-
-    def _backward_weights(self, action: Action) -> None:
-        _, result, gradient = self._kept.pop((action.stage, action.microbatch))
-        params = [p for p in self._modules[action.stage].parameters() if p.requires_grad]
-        if params:
-            torch.autograd.backward(result, gradient, inputs=params)
+        if self.rank > 0:  # zeros if the stage does not use its input
+            of_inputs = torch.zeros_like(inputs) if inputs.grad is None else inputs.grad
+            self._mailbox.send(action, of_inputs)
+        del self._kept[action.microbatch]

@@ -2,8 +2,9 @@
 
 ================  ==========================================================================
 `conjugate`       collectives forward, and their transposes backward
-`tensor`          layers, and tokens between them, split over the ranks; and a mesh with
-                  data and pipeline parallel at once; attention over split sequences
+`tensor`          layers, and tokens between them, split over the ranks
+`context`         sequences split over the ranks: ring attention
+`mesh`            data, pipeline and tensor parallel at once
 ================  ==========================================================================
 """
 

@@ -111,6 +111,7 @@ _USERS = (
     User("tensor_parallel.pipeline_gpipe", tolerance=0.0),
     User("tensor_parallel.pipeline_1f1b", tolerance=0.0),
     User("tensor_parallel.pipeline_interleaved", tolerance=0.0),
+    User("tensor_parallel.pipeline_zero_bubble", tolerance=0.0),
     User("functional.plain"),
     User("functional.into_given_tensors"),
     User("functional.scattered_into_a_given_tensor"),

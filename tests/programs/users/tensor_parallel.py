@@ -14,6 +14,7 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
 )
 from torch.distributed.tensor import (
     DTensor,
@@ -261,3 +262,8 @@ def pipeline_1f1b(rank: int, world_size: int) -> dict[str, Tensor]:
 def pipeline_interleaved(rank: int, world_size: int) -> dict[str, Tensor]:
     """Two stages a rank."""
     return _pipeline(rank, world_size, ScheduleInterleaved1F1B, 2)
+
+
+def pipeline_zero_bubble(rank: int, world_size: int) -> dict[str, Tensor]:
+    """Two stages a rank, and the gradients of weights put off."""
+    return _pipeline(rank, world_size, ScheduleInterleavedZeroBubble, 2)
