@@ -18,7 +18,7 @@ from ringcoll.bench import (
     exchanged_nbytes,
     on_rank,
 )
-from ringcoll.cli.bench import limit_lines
+from ringcoll.cli.blocks import limit_lines
 
 
 @pytest.mark.parametrize(

@@ -173,9 +173,9 @@ class TestNetworks:
     @pytest.mark.slow
     def test_explain_and_pareto_print_simulated_times(self, run: Run, cluster: Path) -> None:
         times = registered_times("all_reduce", topology_from_text(CLUSTER), 1 << 20)
-        for words in ("explain", "pareto"):
-            plain = run(words, "all_reduce", "-k", "6").stdout
-            told = run(words, "all_reduce", "--graph", "cluster.txt").stdout
+        for words in (["explain"], ["plot", "pareto"]):
+            plain = run(*words, "all_reduce", "-k", "6").stdout
+            told = run(*words, "all_reduce", "--graph", "cluster.txt").stdout
             assert told.startswith(plain)
             title, *lines = told.removeprefix(plain).strip().splitlines()
             assert title == "simulated on cluster, each in its best number of segments:"
