@@ -222,10 +222,10 @@ def bench(
         on_report=printer.results,
         on_start=printer.start,
     )
-    if vs is not None:
-        results.sort(key=lambda result: (result.nbytes, result.contender == NATIVE))
     for name in mpi_peers:
         results += lab.peers.measure_peer(name, request, world_size, peer_dir)
+    if vs is not None:
+        results.sort(key=lambda result: (result.nbytes, result.contender == NATIVE))
     if printer.devices:  # under a launcher rank 0 has them, and prints
         everything = lab.document(request, facts, printer.devices, results)
         compared = [result for result in results if result.contender not in LIMITS]

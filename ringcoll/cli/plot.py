@@ -75,6 +75,7 @@ def _file(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path
 @click.pass_context
 def plot(
     ctx: click.Context,
+    /,
     figure: str,
     collective: str,
     names: str,

@@ -98,6 +98,7 @@ class _Outcome:
 @click.pass_context
 def verify(
     ctx: click.Context,
+    /,
     algorithm: str | None,
     collective: str | None,
     sizes: tuple[int, ...],

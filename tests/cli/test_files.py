@@ -126,7 +126,7 @@ READERS = (
     "show {} all_reduce",
     "verify {}",
     "verify --schedule {}",
-    "order {}",
+    "verify {} --order",
     "export {}",
     "simulate {}",
     "search all_gather --graph {}",
@@ -176,7 +176,7 @@ def test_a_simulation_that_never_ends(run: Run, words: str) -> None:
     "words",
     [
         "export ring --format goal --gamma nan",
-        "compare --seconds inf",
+        "bench --vs native --seconds inf",
         "train --lr nan",
         "tune --seconds nan",
     ],
