@@ -33,7 +33,7 @@ demo: $(VENV)/.installed-demo ## The README's figures: a ring that moves, simula
 	@$(BIN)/ringcoll show ring all_reduce -k 4 --moving -o $(DEMO)/ring.svg
 	@$(BIN)/ringcoll plot crossover -k 16,1024 -o $(DEMO)/crossover.svg
 	@echo
-	@$(BIN)/ringcoll compare --picture $(DEMO)/ring_vs_tree.png $(DEMO_FLAGS)
+	@$(BIN)/ringcoll bench --vs native --picture $(DEMO)/ring_vs_tree.png $(DEMO_FLAGS)
 	@echo
 	@$(BIN)/ringcoll train $(TRAIN_FLAGS)
 	@$(BIN)/ringcoll trace torch-ddp -k 2 -o $(DEMO)/overlap.svg

@@ -77,7 +77,7 @@ neither the transport, nor segments, nor the time at which messages arrive can c
 give the same bits in every call. A command prints the order of every element:
 
 ```text
-$ ringcoll order ring -k 5 --size 11
+$ ringcoll verify ring --order -k 5 --size 11
 ring all_reduce on 5 ranks
 chunk 0, elements 0-2: (((x1 + x2) + x3) + x4) + x0
 chunk 1, elements 3-4: (((x2 + x3) + x4) + x0) + x1
@@ -108,13 +108,13 @@ FRONT = """\
 
 An algorithm *dominates* another if it needs no more rounds, no more traffic and no more reduced data,
 and less of at least one of them. What no algorithm dominates is the Pareto front: which of those is the
-fastest depends on alpha, beta, gamma and n. `ringcoll pareto all_reduce -k 24` says for every algorithm
+fastest depends on alpha, beta, gamma and n. `ringcoll plot pareto -k 24` says for every algorithm
 that runs on so many ranks whether it is on the front, and otherwise which algorithms on the front dominate
-it; `--plot front.png` draws the front (with the extra `ringcoll[plot]`), and `--json` prints data.
+it; `-o front.png` draws the front (with the extra `ringcoll[plot]`), and `--json` prints data.
 
 A round counts once however many messages a rank sends in it, so that algorithms of one or two rounds
 dominate most others. `--ports 1` compares those that send one message at a time:"""
-FRONT_CALL = "pareto all_reduce -k 24 --ports 1"
+FRONT_CALL = "plot pareto -k 24 --ports 1"
 DISTANCE = """\
 `ringcoll verify` prints for each algorithm all three as multiples of their bounds, and `ringcoll show` those
 of one. In a program, `ringcoll.cost.distance` computes them from a proof, and

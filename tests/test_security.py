@@ -75,7 +75,7 @@ ONLY = {
         *("__init__", "training/pipeline/__init__", "training/split/__init__"),
         *(f"{room}/__init__" for room in ROOMS if room not in {"errors", "_version", "algorithms"}),
     },
-    "subprocess": {"cli/doctor", "cli/programs", "launch/mpiexec"},
+    "subprocess": {"cli/versions", "cli/programs", "launch/mpiexec"},
     "socket": {
         *("machine/stores", "transport/gloo", "resilient/membership"),
         *("bench/measure", "launch/mpiexec"),  # the host's name; a free port

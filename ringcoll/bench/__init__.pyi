@@ -49,7 +49,6 @@ from .reports import BySize as BySize
 from .reports import Efficiency as Efficiency
 from .reports import average_busbw as average_busbw
 from .reports import by_size as by_size
-from .reports import comparison_records as comparison_records
 from .reports import csv_records as csv_records
 from .reports import document as document
 from .reports import duel as duel

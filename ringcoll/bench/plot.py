@@ -83,10 +83,10 @@ def styles(names: Sequence[str]) -> dict[str, Style]:
     }
 
 
-def draw(curves: Mapping[str, Sequence[Result]], title: str) -> Figure:
+def draw(curves: Mapping[str, Sequence[Result]], title: str, whose: str = "slowest rank") -> Figure:
     """Draw time and bus bandwidth over the size of the data, a curve for each name in the legend.
 
-    Around each median the quartiles are shaded.
+    Around each median the quartiles are shaded. ``whose`` says whose time is shown.
     """
     figure = _figure(11, 4.8)
     time_axes, bandwidth_axes = figure.subplots(1, 2)
@@ -104,7 +104,7 @@ def draw(curves: Mapping[str, Sequence[Result]], title: str) -> Figure:
         widths = [[r.busbw(s.p75_s), r.busbw(s.p50_s), r.busbw(s.p25_s)] for r, s in points]
         _curve(time_axes, xs, times, label(name), looks[name])
         _curve(bandwidth_axes, xs, widths, label(name), looks[name])
-    time_axes.set(ylabel="time, slowest rank (us)", title="time: lower is better")
+    time_axes.set(ylabel=f"time, {whose} (us)", title="time: lower is better")
     bandwidth_axes.set(ylabel="bus bandwidth (GB/s)", title="bandwidth: higher is better")
     for axes in (time_axes, bandwidth_axes):
         _size_axis(axes, sorted(sizes))

@@ -274,10 +274,12 @@ def document(
 ) -> dict[str, Any]:
     """Everything, as JSON with the keys and units of nccl-tests where it has them.
 
-    ``results`` have ``algorithm`` beyond these; ``environment`` and ``limits`` are ours.
+    ``results`` have ``algorithm``, ``best_of_the_rest`` and ``speed_against_native`` beyond
+    these; ``environment`` and ``limits`` are ours.
     """
     wrong = wrong_in(results)
     contenders = list(dict.fromkeys(result.contender for result in results))
+    natives = _natives(results)
     return {
         "version": _JSON_VERSION,
         "start_time": facts["started"],
@@ -298,7 +300,7 @@ def document(
             "segment_bytes": request.segment_bytes,
             "devices": list(devices),
         },
-        "results": [_record(result) for result in results],
+        "results": [_record(result, natives) for result in results],
         # nccl-tests writes these as words
         "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
         "average_bus_bandwidth": {
@@ -324,10 +326,20 @@ def _what(result: Result) -> dict[str, Any]:
         "type": workload.dtype,
         "redop": workload.op,
         "root": workload.root,
+        "best_of_the_rest": result.scouted,
     }
 
 
-def _record(result: Result) -> dict[str, Any]:
+def _natives(results: Iterable[Result]) -> dict[tuple[Workload, str], float]:
+    """The medians of native, by workload and mode."""
+    return {
+        (result.workload, mode): timing.summary.p50_s
+        for result, mode, timing in timings(results)
+        if result.contender == NATIVE
+    }
+
+
+def _record(result: Result, natives: dict[tuple[Workload, str], float]) -> dict[str, Any]:
     modes = ("out_of_place", "in_place")
     times: dict[str, Any] = {name: None for mode in modes for name in (mode, f"{mode}_per_iter")}
     actual = 0
@@ -338,6 +350,7 @@ def _record(result: Result) -> dict[str, Any]:
             "alg_bw": result.algbw(median),
             "bus_bw": result.busbw(median),
             "nwrong": timing.wrong,
+            "speed_against_native": _speed(natives.get((result.workload, mode)), median),
         }
         times[f"{mode}_per_iter"] = _per_iteration(timing)
     return {
@@ -350,6 +363,10 @@ def _record(result: Result) -> dict[str, Any]:
     }
 
 
+def _speed(native_s: float | None, median: float) -> float | None:
+    return native_s / median if native_s else None
+
+
 def _per_iteration(timing: Timing) -> dict[str, Any]:
     summary = timing.summary
     return {f"{name}_us": getattr(summary, f"{name}_s") * _US for name in _STATISTICS} | {
@@ -359,8 +376,9 @@ def _per_iteration(timing: Timing) -> dict[str, Any]:
     }
 
 
-def csv_records(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
+def csv_records(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
     """The table for CSV: a row for each size, contender and mode, times in microseconds."""
+    natives = _natives(results)
     for result in results:
         for _, mode, timing in timings([result]):
             summary = timing.summary
@@ -372,32 +390,8 @@ def csv_records(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
                 "wrong": timing.wrong,
                 "samples": summary.samples,
                 "spread": summary.spread,
+                "speed_against_native": _speed(natives.get((result.workload, mode)), summary.p50_s),
                 "error": None,
             }
         if result.refused:
             yield _what(result) | {"error": result.refused}
-
-
-def comparison_records(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
-    """A row for each size and contender of `ringcoll compare`, times in seconds."""
-    table = by_size(results)
-    for result in results:
-        native = table.get(result.nbytes, {}).get(NATIVE)
-        record: dict[str, Any] = {
-            "nbytes": result.nbytes,
-            "numel": result.count,
-            "dtype": "float32",
-            "algorithm": result.contender,
-            "best_of_the_rest": result.scouted,
-            "wrong": result.wrong,
-            "refused": result.refused,
-        }
-        if result.timed is not None:
-            summary = result.timed.summary
-            record |= asdict(summary) | {
-                "spread": summary.spread,
-                "algbw": result.algbw(summary.p50_s),
-                "busbw": result.busbw(summary.p50_s),
-                "speed_against_native": speed_against(result, native) if native else None,
-            }
-        yield record

@@ -7,12 +7,22 @@
 `measuring`       what the commands that measure share
 `listing`         ``ringcoll list``, ``ringcoll new`` and ``ringcoll export``
 `show`            ``ringcoll show``
-`prove`           ``ringcoll verify``, ``ringcoll order``, and proofs in words and as data
-`networks`        networks that are not here: ``ringcoll simulate`` and ``ringcoll plot``
-`search`          the best schedules: ``ringcoll search``, ``ringcoll fit``, ``ringcoll pareto``
-`doctor`          what is used here: ``ringcoll doctor``, ``ringcoll explain``, ``ringcoll info``
-`speed`           this machine: ``ringcoll compare``, ``ringcoll tune``, ``ringcoll probe``
-`bench`           ``ringcoll bench``, in the table of nccl-tests
+`prove`           proofs in words and as data
+`verify`          ``ringcoll verify``
+`order`           ``ringcoll verify --order``
+`networks`        options that ask for a network that is not here
+`simulate`        ``ringcoll simulate``
+`plot`            ``ringcoll plot``, and the figure of crossovers
+`pareto`          ``ringcoll plot pareto``
+`search`          the best schedules: ``ringcoll search``, ``ringcoll fit``
+`doctor`          ``ringcoll doctor``
+`versions`        ``ringcoll doctor --report``
+`explain`         ``ringcoll explain``
+`tune`            ``ringcoll tune``
+`probe`           ``ringcoll probe``
+`bench`           ``ringcoll bench``
+`blocks`          the table of nccl-tests
+`comparison`      ``ringcoll bench --vs native``
 `trace`           ``ringcoll trace``
 `train`           ``ringcoll train``
 `programs`        programs on ranks: ``ringcoll run`` and ``ringcoll dump``

@@ -1,9 +1,9 @@
 from .app import cli as cli
 from .app import main as main
-from .doctor import ask_driver as ask_driver
-from .doctor import driver as driver
-from .doctor import nccl as nccl
-from .doctor import output_of as output_of
-from .doctor import ucx as ucx
-from .doctor import ucxx as ucxx
 from .output import print_table as print_table
+from .versions import ask_driver as ask_driver
+from .versions import driver as driver
+from .versions import nccl as nccl
+from .versions import output_of as output_of
+from .versions import ucx as ucx
+from .versions import ucxx as ucxx

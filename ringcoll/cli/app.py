@@ -37,13 +37,11 @@ SECTIONS = {
         "list": "The algorithms of each collective.",
         "show": "An algorithm, step by step and rank by rank, and what it costs.",
         "explain": 'Which algorithm "auto" chooses, and why.',
-        "pareto": "Which algorithms no other algorithm beats in every way.",
         "simulate": "How long an algorithm takes on a network that is not here.",
-        "plot": "Figures: from which size on one algorithm is faster than another.",
+        "plot": "Figures: crossovers of algorithms over the size; the Pareto front.",
     },
     "Measure": {
-        "compare": "Ring, tree and native side by side, on real processes.",
-        "bench": "One collective, in the table of nccl-tests.",
+        "bench": "One collective, in the table of nccl-tests, or beside native.",
         "tune": 'Measure this machine, so that "auto" chooses by what was measured.',
         "probe": "The network of these ranks: hosts, cards and links, as a file.",
         "trace": "Where the time goes: a picture of all ranks, and its summary.",
@@ -53,14 +51,12 @@ SECTIONS = {
         "run": "Start the ranks of a script; they may go on when some die.",
     },
     "Find trouble": {
-        "doctor": "What will be used on this machine, why, and what to expect.",
+        "doctor": "What is used on this machine, and why; versions, for a bug report.",
         "dump": "What hangs, and where: what each rank of a running program does.",
-        "info": "Versions and machine, for a bug report.",
     },
     "Invent": {
         "new": "Begin an algorithm of your own: a file that works, and its test.",
-        "verify": "Prove that algorithms are right, and what they cost.",
-        "order": "In which order each element is summed.",
+        "verify": "Prove that algorithms are right, what they cost, how they sum.",
         "search": "Schedules that suit a network, and how long they take.",
         "fit": "The fastest schedules on a network, by size, for groups to use.",
         "export": "An algorithm in the format of MSCCL or MSCCL++.",
@@ -69,21 +65,24 @@ SECTIONS = {
 """The commands by heading, with a line on each."""
 COMMANDS = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
 _SHARED = {
-    "doctor": ("doctor", "explain", "info"),
     "listing": ("list", "new", "export"),
-    "networks": ("simulate", "plot"),
     "programs": ("run", "dump"),
-    "prove": ("verify", "order"),
-    "search": ("search", "fit", "pareto"),
-    "speed": ("compare", "tune", "probe"),
+    "search": ("search", "fit"),
 }
 """The commands of modules that do not have the name of their only command."""
 _MODULES = {name: module for module, names in _SHARED.items() for name in names}
+_RENAMED = {
+    "compare": "bench --vs native",
+    "info": "doctor --report",
+    "order": "verify ALGORITHM --order",
+    "pareto": "plot pareto",
+}
+"""The commands that are gone, and what does the same."""
 
 _EXAMPLES = """
 ringcoll list all_reduce
 ringcoll show ring all_reduce -k 4
-ringcoll compare
+ringcoll bench --vs native
 ringcoll train
 ringcoll doctor -k 4
 ringcoll new all_reduce star
@@ -178,6 +177,8 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in _RENAMED:
+            raise _CannotDoError(f"`{args[0]}` is gone; type `ringcoll {_RENAMED[args[0]]}`")
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -1,33 +1,23 @@
-"""What is used here, and why: ``ringcoll doctor``, ``ringcoll explain`` and ``ringcoll info``.
+"""``ringcoll doctor``: what is used here, why, and what to expect.
 
-They tell the transports, the algorithm behind ``"auto"``, and the software with its versions.
 Nothing is measured. torch is imported as late as it can be.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
 import sys
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, replace
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from ringcoll._version import __version__
-from ringcoll.algorithms import Algorithm, find
 from ringcoll.bench import as_size, time_in_words
-from ringcoll.cli import networks, options
+from ringcoll.cli import options
 from ringcoll.cli.app import command
-from ringcoll.cli.output import echo, print_json, print_table, print_text
-from ringcoll.cost import BUILT_IN, Choice, Parameters, Table, in_text, predict
-from ringcoll.errors import RingcollError, UnsupportedWorldSizeError
+from ringcoll.cli.output import print_json, print_table, print_text
+from ringcoll.cli.versions import print_report
+from ringcoll.cost import BUILT_IN, Parameters, Table
+from ringcoll.errors import RingcollError
 from ringcoll.machine import TRANSPORT_VARIABLES, cores, forced_transport
 from ringcoll.transport import catalogue
 
@@ -38,12 +28,15 @@ _SIZES = (4, 64 << 10, 16 << 20)  # bytes: a message's cost counts, then both, t
     examples="""
         ringcoll doctor -k 4
         ringcoll doctor -k 8 --json
+        ringcoll doctor --report
     """
 )
 @options.ranks_option("Number of ranks that are meant to run here.", 2)
+@click.option("--report", is_flag=True,
+              help="Print versions and machine instead, for a bug report.")  # fmt: skip
 @options.json_option
 @click.pass_context
-def doctor(ctx: click.Context, ranks: int, as_json: bool) -> None:
+def doctor(ctx: click.Context, ranks: int, report: bool, as_json: bool) -> None:
     """Say which transports will be used on this machine, why, and what to expect.
 
     The same transports are used by the commands, by the functions, and by the backend of
@@ -53,6 +46,9 @@ def doctor(ctx: click.Context, ranks: int, as_json: bool) -> None:
 
     Exit status: 1 if something stands in the way.
     """
+    if report:
+        print_report(as_json=as_json)
+        return
     transports = {kind: _transport(kind) for kind in ("cpu", "cuda")}
     problems = [facts["problem"] for facts in transports.values() if facts["problem"]]
     expected: list[dict[str, Any]] = []
@@ -162,240 +158,3 @@ def print_costs(costs: Parameters) -> None:
     if costs.slice_bytes:
         words.append(f"operations on long data run in slices of {as_size(costs.slice_bytes)}")
     print_text("", *words)
-
-
-# --- explain ----------------------------------------------------------------------------
-
-
-@command(
-    examples="""
-        ringcoll explain all_reduce -k 8 -b 1M
-        ringcoll explain all_gather -k 4 -b 64K --transport ucx
-        ringcoll explain broadcast -k 64 --hosts 8 -b 16M --json
-        ringcoll explain all_reduce --algorithm star.py:star
-        ringcoll explain all_reduce -b 1M --graph cluster.txt
-    """,
-    terms=networks.NETWORKS,
-)
-@options.collective_argument
-@networks.network_ranks_option
-@networks.network_options
-@options.bytes_option()
-@click.option("--hosts", type=click.IntRange(1, 1 << 16), default=1, show_default=True,
-              help="Number of hosts.")  # fmt: skip
-@click.option("--transport", "name",
-              type=options.OneOf(("auto", *(entry.name for entry in catalogue.entries()))),
-              default="auto", show_default=True, help="Transport between the ranks.")  # fmt: skip
-@click.option("--device", type=options.OneOf(["cpu", "cuda"]),
-              help="Where the tensors are; cpu, unless the transport carries CUDA tensors "
-              "only.")  # fmt: skip
-@click.option("--algorithm", metavar="NAME", shell_complete=options.complete_algorithms,
-              help="Also predict this algorithm, such as star.py:star or best.txt.")  # fmt: skip
-@options.json_option
-def explain(
-    collective: str,
-    nbytes: int,
-    hosts: int,
-    name: str,
-    device: str | None,
-    algorithm: str | None,
-    as_json: bool,
-    **network: Any,
-) -> None:
-    """Say what algorithm="auto" would choose for COLLECTIVE, and why.
-
-    No ranks are started. The costs of messages are those of `ringcoll tune`, if it has
-    run for so many ranks on this machine, and built-in costs otherwise; a group measures
-    its own. RINGCOLL_ALGORITHM counts. With a network, the same algorithms are simulated on it.
-    """
-    from ringcoll.collectives import explain_without_ranks
-
-    transport = catalogue.resolved(device or "cpu") if name == "auto" else name
-    if device is None:
-        device = "cpu" if transport in catalogue.names("cpu") else "cuda"
-    if transport not in catalogue.names(device):
-        raise click.BadParameter(
-            f"{transport} carries no {device.upper()} tensors", param_hint="--device"
-        )
-    world_size, topology = networks.asked_network(network, algorithm)
-    explanation = explain_without_ranks(collective, nbytes, world_size, transport, hosts, device)
-    names = [prediction.algorithm for prediction in explanation.choice.predictions]
-    entries = {name: find(collective, name) for name in names}
-    if algorithm is not None:
-        (own, *_), _ = options.named_algorithms(algorithm, collective)
-        explanation = replace(explanation, choice=_with(explanation.choice, own))
-        entries[own.name] = own
-    data, lines = networks.simulated(topology, nbytes, [*entries.values()])
-    if as_json:
-        print_json(_as_data(explanation.choice) | data)
-    else:
-        echo("\n".join([str(explanation), *lines]))
-
-
-def _with(choice: Choice, entry: Algorithm) -> Choice:
-    """Add the prediction of an algorithm that "auto" does not stand for."""
-    if reason := entry.restriction(choice.world_size):
-        raise UnsupportedWorldSizeError(
-            f"{entry.name} cannot run on {choice.world_size} ranks: {reason}"
-        )
-    if entry.needs_hosts:
-        raise click.UsageError(f"{entry.name} depends on hosts, and is not predicted")
-    others = [known for known in choice.predictions if known.algorithm != entry.name]
-    own = predict(entry, choice.nbytes, choice.world_size, choice.table.parameters)
-    predictions = sorted([*others, own], key=lambda prediction: prediction.seconds)
-    return replace(choice, predictions=tuple(predictions))
-
-
-def _as_data(choice: Choice) -> dict[str, Any]:
-    names = ("collective", "nbytes", "world_size", "algorithm", "segment_bytes", "reason")
-    return {
-        **{name: getattr(choice, name) for name in names},
-        "transport": choice.table.transport,
-        "hosts": choice.table.hosts,
-        "costs": choice.table.to_json()["parameters"],
-        "source": choice.table.source,
-        "device": choice.table.device,
-        "forced": in_text(choice.table.forced),
-        "predictions": [prediction._asdict() for prediction in choice.predictions],
-    }
-
-
-# --- info -------------------------------------------------------------------------------
-
-
-@command(examples="ringcoll info")
-@options.json_option
-def info(as_json: bool) -> None:
-    """Print versions and machine, for a bug report."""
-    facts = _environment()
-    if as_json:
-        print_json(facts)
-        return
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        text = ", ".join(value) if isinstance(value, list) else value
-        unit = " GiB" if name == "memory" and value is not None else ""
-        echo(f"{name:{width}}  {'-' if text in (None, '') else text}{unit}")
-
-
-def _environment() -> dict[str, object]:
-    """Software and machine, for JSON; ``None`` is a fact that is unknown, or does not apply."""
-    import torch
-    import torch.distributed as dist
-
-    gpus = torch.cuda.device_count()
-    backends = {
-        "gloo": dist.is_gloo_available(),
-        "nccl": dist.is_nccl_available(),
-        "mpi": dist.is_mpi_available(),
-        "ucc": dist.is_ucc_available(),
-    }
-    return {
-        "ringcoll": __version__,
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "torch": torch.__version__,
-        "numpy": _version("numpy"),
-        "cupy": _version("cupy", "cupy-cuda12x", "cupy-cuda13x"),
-        "ucxx": _if_there(ucxx),
-        "ucx": _if_there(ucx),
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "cores": cores(),  # that this process may use
-        "memory": _memory_gib(),
-        "torch_threads": torch.get_num_threads(),
-        "backends": [name for name, available in backends.items() if available],
-        "cuda": torch.version.cuda,
-        "driver": _if_there(driver),
-        "nccl": _if_there(nccl),
-        "devices": [torch.cuda.get_device_name(index) for index in range(gpus)],
-        "gpu_reduction": _gpu_reduction() if gpus else None,
-        "transport": _automatic("cpu"),
-        "cuda_transport": _automatic("cuda") if gpus else None,
-    }
-
-
-def _version(*distributions: str) -> str | None:
-    """Version of the first distribution that is installed."""
-    for name in distributions:
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return None
-
-
-def _if_there(version_of: Callable[[], str]) -> str | None:
-    try:
-        return version_of()
-    except Exception:  # noqa: BLE001  # libraries raise anything on machines without GPU
-        return None
-
-
-def _automatic(kind: str) -> str:
-    """The transport that "auto" stands for, or the reason why there is no transport."""
-    try:
-        return catalogue.resolved(kind, "auto")
-    except RingcollError as error:  # belongs into a bug report, too
-        return str(error)
-
-
-def _gpu_reduction() -> str:
-    """The engine that reduces CUDA tensors, and the reason for it."""
-    from ringcoll.machine import settings
-    from ringcoll.reduction import gpu
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the reason is in the answer
-        try:
-            engine = gpu.engine(settings.reduction())
-        except RingcollError as error:
-            return str(error)
-    return f"{engine.name}: {engine.reason}"
-
-
-def _memory_gib() -> float | None:
-    with suppress(AttributeError, ValueError, OSError):
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    return None
-
-
-# --- versions of the software beside the package; a function raises if its software is missing
-
-
-def output_of(*command: str, folder: str | None = None) -> str:
-    """Output of a command, without white space around it."""
-    done = subprocess.run(  # noqa: S603  # commands of this library
-        command, capture_output=True, text=True, timeout=30, check=True, cwd=folder
-    )
-    return done.stdout.strip()
-
-
-def ask_driver(fields: str) -> str:
-    """Values of some fields of ``nvidia-smi --query-gpu``, for the first GPU."""
-    return output_of(
-        "nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "--id=0"
-    )
-
-
-def driver() -> str:
-    """Version of the GPU's driver."""
-    return ask_driver("driver_version")
-
-
-def nccl() -> str:
-    """Version of torch's NCCL."""
-    from ringcoll.transport import nccl_version  # it imports torch
-
-    return ".".join(map(str, nccl_version()))
-
-
-def ucxx() -> str:
-    """Name and version of the installed package of ucxx."""
-    for name in ("ucxx-cu13", "ucxx-cu12", "ucxx"):
-        with suppress(PackageNotFoundError):
-            return f"{name} {version(name)}"
-    raise RuntimeError("it is not installed")
-
-
-def ucx() -> str:
-    """Version of the UCX that ucxx uses."""
-    module: Any = import_module("ucxx")
-    return ".".join(map(str, module.get_ucx_version()))

@@ -22,7 +22,7 @@ from ringcoll.bench import (
     on_rank,
 )
 from ringcoll.cli import cli
-from ringcoll.cli.bench import limit_lines
+from ringcoll.cli.blocks import limit_lines
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,9 @@ from ringcoll.cli.app import COMMANDS, INTERRUPTED, SECTIONS, SETTINGS, Describe
 CHEAP = (
     "list",
     "show",
-    "order",
     "simulate",
     "search",
     "export",
-    "info",
     "doctor",
 )  # commands whose examples are quick to run
 
@@ -113,7 +111,7 @@ def test_pages_fit_a_terminal(wide_page, name, columns):
     lines = page.splitlines()
     assert max(map(len, lines)) <= columns
     assert "\\b" not in page
-    assert name == "info" or max(map(len, lines)) > columns - 15, "the width is used"
+    assert max(map(len, lines)) > columns - 15, "the width is used"
 
 
 def test_a_long_example_is_continued_as_a_shell_reads_it(wide_page):
@@ -136,16 +134,15 @@ def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
     monkeypatch.setattr(DescribedCommand, "invoke", interrupted)
     words = {
         "show": ["ring", "all_reduce"],
-        "order": ["ring"],
         "simulate": ["ring"],
         "export": ["ring"],
-        "plot": ["crossover"],
+        "plot": ["pareto"],
         "new": ["all_reduce", "star"],
         "run": [__file__],
     }
     needed = (
         ["all_reduce"]
-        if name in ("bench", "explain", "fit", "pareto", "search", "trace")
+        if name in ("bench", "explain", "fit", "search", "trace")
         else words.get(name, [])
     )
     result = run(name, *needed)
@@ -181,6 +178,23 @@ def test_an_unknown_command_is_one_line(run):
     assert result.stderr.splitlines()[-1].startswith("Error: No such command 'prove'")
 
 
+@pytest.mark.parametrize(
+    "words, now",
+    [
+        (["compare", "-k", "8", "--picture", "a.png"], "bench --vs native"),
+        (["info", "--help"], "doctor --report"),
+        (["order", "ring"], "verify ALGORITHM --order"),
+        (["pareto"], "plot pareto"),
+    ],
+)
+def test_the_old_name_of_a_command_answers_with_the_new_one(run, words, now):
+    result = run(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"Error: `{words[0]}` is gone; type `ringcoll {now}`\n"
+    assert now.split()[0] in COMMANDS
+    assert words[0] not in COMMANDS
+
+
 def call(*lines: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "\n".join(lines)],
@@ -198,11 +212,11 @@ def call(*lines: str) -> subprocess.CompletedProcess[str]:
         ["--help"],
         ["list"],
         ["show", "ring", "all_reduce"],
-        ["order", "ring"],
-        ["pareto", "all_reduce"],
+        ["verify", "ring", "--order"],
+        ["plot", "pareto", "all_reduce"],
         ["verify", "ring", "--json"],
         ["dump", "--help"],  # in a module whose other command needs torch
-        ["info", "--help"],
+        ["doctor", "--help"],
     ],
     ids=" ".join,
 )
@@ -297,7 +311,7 @@ def completed(text: str) -> list[str]:
         ("verify swing_", ["swing_latency"]),
         ("plot crossover all_gather --algorithms ring,br", ["ring,bruck"]),
         ("simulate ring+two_", ["ring+two_shot"]),
-        ("order dou", ["double_tree"]),
+        ("verify dou", ["double_tree"]),
         ("export recursive_m", ["recursive_multiplying"]),
     ],
 )
@@ -305,7 +319,7 @@ def test_words_are_completed(text, words):
     assert completed(text) == words
 
 
-@pytest.mark.parametrize("name", ["bench all_reduce", "compare", "train", "tune"])
+@pytest.mark.parametrize("name", ["bench all_reduce", "bench --vs native", "train", "tune"])
 def test_names_are_completed_where_ranks_will_run(name):
     assert completed(f"{name} --algorithms binary") == ["binary_tree"]
     assert completed("trace all_reduce --algorithm binary") == ["binary_tree"]
@@ -373,7 +387,7 @@ def test_the_nearest_command_is_suggested(run, word, nearest):
     assert (f"did you mean {nearest!r}?" in result.stderr) is (nearest is not None)
 
 
-@pytest.mark.parametrize("command", ["show", "order", "export", "simulate"])
+@pytest.mark.parametrize("command", ["show", "export", "simulate"])
 def test_the_collective_is_an_argument_or_an_option(run, command):
     words = run(command, "tree", "reduce", "-k", "2")
     assert words.exit_code == 0

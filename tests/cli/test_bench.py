@@ -1,4 +1,4 @@
-"""``ringcoll bench`` and ``ringcoll compare`` as they are typed."""
+"""``ringcoll bench`` as it is typed, with ``--vs native`` and without."""
 
 import csv
 import json
@@ -136,10 +136,10 @@ class TestBench:
         assert [one["algorithm"] for one in found] == ["own_gather", "ring"]
         assert {one["in_place"]["nwrong"] for one in found} == {0}
 
-    def test_compare_says_who_wins(self, tmp_path):
+    def test_beside_native_it_says_who_wins(self, tmp_path):
         picture = tmp_path / "curves.svg"
         result = call(
-            "compare", "-k", "3", "-b", "4", "-e", "64", "-f", "16", "--seconds", "0",
+            "bench", "--vs", "native", "-k", "3", "-b", "4", "-e", "64", "-f", "16", "--seconds", "0",
             "--picture", str(picture),
         )  # fmt: skip
         assert result.exit_code == 0
@@ -157,25 +157,28 @@ class TestBench:
         assert sum("*" in row for row in rows) >= 2
         assert sum("+" in row for row in rows) == 2
 
-    def test_compare_as_data(self):
-        words = ("compare", "all_gather", "-k", "2", "-b", "1", "-e", "64", "--seconds", "0")
-        result = call(*words, "--no-picture", "--json")
+    def test_beside_native_as_data(self):
+        words = ("all_gather", "-k", "2", "-b", "1", "-e", "64", "--seconds", "0", "--json")
+        result = call("bench", "--vs", "native", *words)
         found = json.loads(result.stdout)
         assert found["picture"] is None
-        assert found["wrong"] == 0
+        assert found["out_of_bounds"]["count"] == 0
+        assert "right to the last bit, on all 2 ranks" in found["findings"][-1]
         assert found["environment"]["world_size"] == 2
-        assert [one["nbytes"] for one in found["results"]] == [16] * 4 + [64] * 4  # 1 is too few
+        assert [one["size"] for one in found["results"]] == [16] * 4 + [64] * 4  # 1 is too few
         assert {one["algorithm"] for one in found["results"][1::4]} == {"ring@gloo"}
         native = found["results"][3::4]
         assert {one["algorithm"] for one in native} == {"native"}
-        assert [one["speed_against_native"] for one in native] == [1.0, 1.0]
-        assert found["results"][0].keys() >= {"p50_s", "spread", "busbw", "wrong", "samples"}
+        assert [one["in_place"]["speed_against_native"] for one in native] == [1.0, 1.0]
+        assert {one["out_of_place"] for one in found["results"]} == {None}
 
-    def test_compare_as_csv(self):
-        words = ("compare", "-k", "2", "-b", "4", "-e", "4", "--seconds", "0", "--no-picture")
-        (row,) = csv.DictReader(call(*words, "--algorithms", "ring", "--csv").stdout.splitlines())
-        assert (row["algorithm"], row["nbytes"], row["wrong"]) == ("ring", "4", "0")
-        assert float(row["p50_s"]) > 0
+    def test_beside_native_as_csv(self):
+        words = ("bench", "--vs", "native", "-k", "2", "-b", "4", "-e", "4", "--seconds", "0")
+        text = call(*words, "--algorithms", "ring", "--csv").stdout
+        row, native = csv.DictReader(text.splitlines())
+        assert (row["algorithm"], row["size"], row["wrong"]) == ("ring", "4", "0")
+        speed = float(native["time_us"]) / float(row["time_us"])
+        assert float(row["speed_against_native"]) == pytest.approx(speed)
 
     def test_contenders_over_another_transport(self):
         words = ("bench", "all_reduce", "-k", "2", "-b", "400K", "-e", "400K", "-n", "2", "--json")
@@ -187,10 +190,10 @@ class TestBench:
         assert {one["in_place"]["nwrong"] for one in found} == {0}
 
     def test_chosen_contenders(self):
-        words = ("compare", "-k", "2", "-b", "4", "-e", "4", "--seconds", "0", "--no-picture")
+        words = ("bench", "--vs", "native", "-k", "2", "-b", "4", "-e", "4", "--seconds", "0")
         found = json.loads(call(*words, "--algorithms", "ring,auto", "--json").stdout)["results"]
-        assert [one["algorithm"] for one in found] == ["ring", "auto"]
-        assert {one["speed_against_native"] for one in found} == {None}
+        assert [one["algorithm"] for one in found] == ["ring", "auto", "native"]
+        assert not any(one["best_of_the_rest"] for one in found)
 
 
 @pytest.mark.parametrize(
@@ -216,12 +219,14 @@ class TestBench:
         ),
         ("bench all_reduce -J no/such/folder/found.json", "there is no folder"),
         ("bench all_reduce --transport mpi", "'mpi' is not one of"),
-        ("compare --picture no/such/folder/curves.png", "there is no folder"),
-        ("compare --picture curves.doc", "has the ending '.doc', expected"),
+        ("bench --picture no/such/folder/curves.png", "there is no folder"),
+        ("bench --picture curves.doc", "has the ending '.doc', expected"),
+        ("bench --vs native --transport mpi", "'mpi' is not one of"),
         ("bench all_reduce --cuda-transport gloo", "--cuda-transport says nothing about"),
         ("bench all_reduce --device cuda --transport gloo", "--transport says nothing about"),
-        ("compare barrier", "at no size is there an element"),
-        ("compare nonsense", "unknown collective"),
+        ("bench barrier --vs native", "at no size is there an element"),
+        ("bench --vs nonsense", "'nonsense' is not 'native'"),
+        ("bench --vs native -d all", "--vs and --picture are for one datatype"),
     ],
 )
 def test_bad_calls_are_explained_before_anything_starts(words, said, monkeypatch):
@@ -236,7 +241,7 @@ def test_bad_calls_are_explained_before_anything_starts(words, said, monkeypatch
 def test_without_matplotlib_nothing_is_measured(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(launch, "Ranks", None)
-    result = call("compare")
+    result = call("bench", "--vs", "native", "--picture", "curves.png")
     assert result.exit_code == 2
     assert "ringcoll[plot]" in result.output
 
@@ -250,7 +255,7 @@ def ringcoll(*words, **options):
     "words,said",
     [
         ("bench all_reduce -n 2", "# Out of bounds values : 2048 FAILED"),
-        ("compare --seconds 0 --no-picture", "WRONG results: forgetful ring at 4 KiB (2048"),
+        ("bench --vs native --seconds 0", "WRONG results: forgetful ring at 4 KiB (2048"),
     ],
 )
 def test_an_imported_algorithm_that_is_wrong(words, said):
@@ -302,7 +307,7 @@ def test_interrupt_leaves_no_process(moment):
     seen = bytearray()
     reader = threading.Thread(target=read_all, args=(terminal, seen))
     reader.start()
-    command = ["ringcoll.cli", "compare", "--no-picture", "--seconds", "600"]
+    command = ["ringcoll.cli", "bench", "--vs", "native", "--seconds", "600"]
     try:
         with started(
             sys.executable, "-m", *command,

@@ -29,8 +29,8 @@ from tests.cli.conftest import Run
         "show ring all_reduce -k 65536",
         "show ring all_reduce -k 65536 --text",
         "show bruck all_to_all -k 3000",
-        "order swing -k 65536",
-        "order hierarchical -k 60000",
+        "verify swing --order -k 65536",
+        "verify hierarchical --order -k 60000",
         "verify ring --collective all_reduce --world-sizes 2,3000",
         "simulate direct -k 65536",
         "simulate direct all_gather -k 4500",
@@ -60,7 +60,7 @@ def test_the_number_of_ranks_that_would_do_does(run: Run, name: str, collective:
 
 @pytest.mark.usefixtures("only_large")
 @pytest.mark.parametrize(
-    "words", ["verify only_large --world-sizes 3000", "order only_large -k 3000"]
+    "words", ["verify only_large --world-sizes 3000", "verify only_large --order -k 3000"]
 )
 def test_where_no_fewer_ranks_would_do(run: Run, words: str) -> None:
     result = run(*words.split())
@@ -83,9 +83,9 @@ def test_fewer_segments_would_do(run: Run) -> None:
     "words",
     [
         *(f"{command} -k 100000" for command in (
-            "export ring", "show ring all_reduce", "order ring", "pareto all_reduce", "simulate direct",
+            "export ring", "show ring all_reduce", "verify ring --order", "plot pareto all_reduce", "simulate direct",
             "search all_gather --topology ring", "explain all_reduce", "doctor", "bench all_reduce",
-            "compare", "trace all_reduce", "train", "tune",
+            "bench --vs native", "trace all_reduce", "train", "tune",
         )),
         "show hierarchical all_reduce --hosts 100000000",
         "simulate ring --hosts 100000000",
@@ -102,7 +102,7 @@ def test_fewer_segments_would_do(run: Run) -> None:
         "bench all_reduce -k 5000",
         "trace all_reduce -k 2 -b 100T",
         "tune -k 2 -e 100T",
-        "compare -k 2 -e 100T",
+        "bench --vs native -k 2 -e 100T",
         "train -k 2 --layers 1000000",
         "train -k 2 --width 10000000",
     ],

@@ -82,7 +82,7 @@ def test_a_file_is_proved(run: Run, ring: str) -> None:
 def test_a_file_is_drawn_ordered_simulated_and_written_again(run: Run, ring: str) -> None:
     shown = run("show", ring, "all_reduce")
     assert shown.stdout.startswith("ring all_reduce on 3 ranks\nRead from ring.xml.\n")
-    assert "chunk 1: (x0 + x2) + x1" in run("order", ring).stdout
+    assert "chunk 1: (x0 + x2) + x1" in run("verify", ring, "--order").stdout
     printed = json.loads(run("simulate", ring, "--topology", "ring", "--json").stdout)
     own = json.loads(run("simulate", "ring", "-k", "3", "--topology", "ring", "--json").stdout)
     assert printed["seconds"] == pytest.approx(own["seconds"], rel=1e-9)

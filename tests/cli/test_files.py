@@ -115,7 +115,7 @@ READERS = (
     "show {} all_reduce",
     "verify {}",
     "verify --schedule {}",
-    "order {}",
+    "verify {} --order",
     "export {}",
     "simulate {}",
     "search all_gather --graph {}",
@@ -164,7 +164,7 @@ def test_a_simulation_that_never_ends(run: Run, words: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "compare --seconds inf",
+        "bench --vs native --seconds inf",
         "train --lr nan",
         "tune --seconds nan",
     ],

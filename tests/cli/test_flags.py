@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ringcoll.bench import OVER_RANKS
-from ringcoll.cli import measuring, speed, train
+from ringcoll.cli import measuring, train, tune
 from tests.cli.conftest import Run
 
 
@@ -24,7 +24,7 @@ def reached(run: Run, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any
 
     monkeypatch.setattr(measuring, "on_ranks", stop)
     monkeypatch.setattr(train, "_run", stop)
-    monkeypatch.setattr(speed, "_measure", stop)
+    monkeypatch.setattr(tune, "_measure", stop)
     with pytest.raises(Reached) as caught:
         run(*words)
     return caught.value.args

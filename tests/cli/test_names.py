@@ -48,7 +48,13 @@ FILES = {
 COMMANDS = (
     *("show FILE", "show FILE --json", "show FILE --text", "show FILE --primitives"),
     *("show FILE -o x.svg", "show FILE --grid -o x.svg", "show FILE -o x.html"),
-    *("order FILE", "order FILE --json", "verify FILE", "verify FILE --json", "simulate FILE"),
+    *(
+        "verify FILE --order",
+        "verify FILE --order --json",
+        "verify FILE",
+        "verify FILE --json",
+        "simulate FILE",
+    ),
     *("simulate FILE -o x.svg", "simulate FILE -o x.json", "simulate FILE -o x.html"),
     *("export FILE", "export FILE --format mscclpp"),
     "plot crossover --algorithms FILE,ring -o x.svg",
@@ -78,7 +84,7 @@ def test_the_name_of_a_schedule(run: Run, own_folder: Path, file: str) -> None:
 
 @pytest.mark.parametrize(
     "words", ["show GRAPH", "simulate ring --graph GRAPH -o x.svg", "show GRAPH -o x.svg",
-              "pareto all_reduce --graph GRAPH", "simulate ring --graph GRAPH --fail EVIL-0"],
+              "plot pareto --graph GRAPH", "simulate ring --graph GRAPH --fail EVIL-0"],
 )  # fmt: skip
 @pytest.mark.parametrize("content", ["0 -- 1 1 1", f"0 -- 1 1 1\n{EVIL}"], ids=["right", "wrong"])
 def test_the_name_of_a_network(run: Run, own_folder: Path, words: str, content: str) -> None:
@@ -92,7 +98,7 @@ def test_the_name_of_a_network(run: Run, own_folder: Path, words: str, content: 
 @pytest.mark.parametrize(
     "words", ["EVIL", "--EVIL", "show EVIL", "show ring EVIL", "show ring -k EVIL", "show --EVIL",
               "simulate ring --topology EVIL", "verify --schedule EVIL", "list EVIL", "dump EVIL",
-              "order EVIL.py:x", "show ring=EVIL", "show ring -o /nowhere/EVIL.svg"],
+              "verify EVIL.py:x --order", "show ring=EVIL", "show ring -o /nowhere/EVIL.svg"],
 )  # fmt: skip
 @pytest.mark.parametrize("evil", [EVIL, "\udcff"], ids=ascii)
 def test_what_the_user_types(run: Run, own_folder: Path, words: str, evil: str) -> None:

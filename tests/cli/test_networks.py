@@ -31,7 +31,7 @@ ON_NETWORKS = (
     "simulate ring",
     "search all_gather --method greedy --chunks 1",
     "explain all_reduce",
-    "pareto all_reduce",
+    "plot pareto all_reduce",
     "plot crossover -o c.svg",
 )
 
@@ -173,9 +173,9 @@ class TestNetworks:
     @pytest.mark.slow
     def test_explain_and_pareto_print_simulated_times(self, run: Run, cluster: Path) -> None:
         times = registered_times("all_reduce", topology_from_text(CLUSTER), 1 << 20)
-        for words in ("explain", "pareto"):
-            plain = run(words, "all_reduce", "-k", "6").stdout
-            told = run(words, "all_reduce", "--graph", "cluster.txt").stdout
+        for words in (["explain"], ["plot", "pareto"]):
+            plain = run(*words, "all_reduce", "-k", "6").stdout
+            told = run(*words, "all_reduce", "--graph", "cluster.txt").stdout
             assert told.startswith(plain)
             title, *lines = told.removeprefix(plain).strip().splitlines()
             assert title == "simulated on cluster, each in its best number of segments:"
@@ -199,7 +199,7 @@ class TestAlgorithms:
             "show {}",
             "show {} -o best.svg",
             "show ring -k 6 --beside {} -o best.html",
-            "order {}",
+            "verify {} --order",
             "verify {}",
             "export {}",
             "explain all_reduce --algorithm {}",
@@ -237,7 +237,7 @@ class TestAlgorithms:
         "words",
         [
             "bench all_reduce -k 6 --algorithms {}",
-            "compare -k 6 --algorithms {} --no-picture",
+            "bench --vs native -k 6 --algorithms {}",
             "train -k 6 --algorithms {}",
             "trace all_reduce -k 6 --algorithm {}",
         ],

@@ -28,7 +28,7 @@ NETWORKS = {
 }
 COMMANDS = (
     *("show N.txt", "show N.txt -o x.svg", "simulate ring --graph N.txt -o x.html"),
-    *("pareto all_reduce --graph N.txt", "fit all_gather --graph N.txt --sizes 1K"),
+    *("plot pareto --graph N.txt", "fit all_gather --graph N.txt --sizes 1K"),
     "search all_gather --graph N.txt --method trees",
 )
 

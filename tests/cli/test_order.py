@@ -19,9 +19,9 @@ chunk 4, elements 9-10: (((x0 + x1) + x2) + x3) + x4
 
 
 def test_the_page(run):
-    result = run("order", "ring", "-k", "5", "--size", "11")
+    result = run("verify", "--order", "ring", "-k", "5", "--size", "11")
     assert (result.exit_code, result.stdout) == (0, RING)
-    result = run("order", "ring", "-k", "5")
+    result = run("verify", "--order", "ring", "-k", "5")
     assert [line.partition(":")[0] for line in result.stdout.splitlines()[1:]] == [
         f"chunk {chunk}" for chunk in range(5)
     ]
@@ -41,14 +41,14 @@ def test_the_page(run):
     ],
 )  # fmt: skip
 def test_one_line(run, words, line):
-    result = run("order", *words)
+    result = run("verify", "--order", *words)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[1:] == [line]
 
 
 @pytest.mark.parametrize("entry, world_size", each_on(1, 5))
 def test_json_is_the_order_of_the_proof(run, entry, world_size):
-    words = ("order", entry.name, "-c", entry.collective, "-k", str(world_size))
+    words = ("verify", "--order", entry.name, "-c", entry.collective, "-k", str(world_size))
     rules = contract(entry.collective)
     if not rules.reduces or rules.at_least_once:
         result = run(*words)
@@ -89,7 +89,7 @@ def test_elements_that_are_not_side_by_side(run):
         )
 
     try:
-        page = run("order", "turns", "-k", "2", "--size", "9").stdout
+        page = run("verify", "--order", "turns", "-k", "2", "--size", "9").stdout
     finally:
         unregister("all_reduce", "turns")
     assert page.splitlines()[1:] == [
@@ -106,8 +106,8 @@ def test_ranks_that_differ_are_no_secret(run):
         )
 
     try:
-        page = run("order", "swapped", "-k", "2").stdout
-        data = json.loads(run("order", "swapped", "-k", "2", "--json").stdout)
+        page = run("verify", "--order", "swapped", "-k", "2").stdout
+        data = json.loads(run("verify", "--order", "swapped", "-k", "2", "--json").stdout)
     finally:
         unregister("all_reduce", "swapped")
     assert "The order differs between ranks; this is the order on one of them." in page
@@ -126,18 +126,26 @@ def test_ranks_that_differ_are_no_secret(run):
         (["ring", "--chunk", "-1"], "Invalid value for '--chunk'"),
         (["ring", "--size", "-1"], "Invalid value for '--size'"),
         (["ring", "--size", "1k"], "Invalid value for '--size'"),
-        (["ring", "-k", "0"], "Invalid value for '-k' / '--world-size'"),
+        (["ring", "-k", "0"], "Invalid value for '-k' / '--world-sizes'"),
         (["ring", "-c", "reduce_scatter", "--size", "7"], "reduce_scatter on 4 ranks cannot divide 7"),
-        ([], "Missing argument 'ALGORITHM'"),
+        ([], "--order goes with ALGORITHM, a file or a name"),
+        (["ring", "-k", "2-4"], "--order is for one number of ranks"),
     ],
 )  # fmt: skip
 def test_errors_are_one_clear_line(run, words, message):
-    result = run("order", *words)
+    result = run("verify", "--order", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith(f"Error: {message}")
 
 
+@pytest.mark.parametrize("option", ["--chunk", "--size", "--root", "--hosts"])
+def test_options_of_the_order_ask_for_it(run, option):
+    result = run("verify", "ring", option, "2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == f"Error: {option} goes with --order"
+
+
 def test_a_wrong_algorithm_has_no_order(run, short_ring):
-    result = run("order", "short_ring", "-k", "3")
+    result = run("verify", "--order", "short_ring", "-k", "3")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "rank 0, step 2" in result.stderr

@@ -69,7 +69,7 @@ def test_the_nearest_name_is_suggested(run, words, hint):
     assert hint in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", ["bench", "compare", "explain", "trace", "train", "tune"])
+@pytest.mark.parametrize("command", ["bench", "explain", "trace", "train", "tune"])
 def test_transports_are_those_of_the_catalogue(run, command):
     collective = ["all_reduce"] if command in ("bench", "explain", "trace") else []
     result = run(command, *collective, "--transport", "pigeons")
@@ -79,7 +79,7 @@ def test_transports_are_those_of_the_catalogue(run, command):
 
 
 @pytest.mark.parametrize(
-    "command", ["bench all_reduce", "compare", "trace all_reduce", "train", "tune"]
+    "command", ["bench all_reduce", "bench --vs native", "trace all_reduce", "train", "tune"]
 )
 def test_mpi_is_refused_before_anything_starts(run, monkeypatch, command):
     monkeypatch.setattr(launch, "Ranks", None)
@@ -108,8 +108,8 @@ def test_a_transport_is_chosen_for_one_command_only(run, monkeypatch):
     "words, message",
     [
         ("bench all_reduce -J no/folder/a.json", "there is no folder"),
-        ("compare --picture no/folder/a.png", "there is no folder"),
-        ("compare --picture a.doc", "has the ending '.doc', expected"),
+        ("bench --picture no/folder/a.png", "there is no folder"),
+        ("bench --picture a.doc", "has the ending '.doc', expected"),
         ("trace all_reduce -o no/folder/a.json", "there is no folder"),
         ("tune -o no/folder/a.json", "there is no folder"),
         ("tune -o locked.json", "cannot be written"),

@@ -10,7 +10,7 @@ import pytest
 
 from ringcoll.algorithms import algorithms, find
 from ringcoll.bench import draw_front
-from ringcoll.cli import search
+from ringcoll.cli import pareto
 from ringcoll.cost import dominators, lower_bound
 from ringcoll.schedule import CONTRACTS, Counts
 
@@ -48,11 +48,11 @@ LISTED = (
 def test_the_table(run, monkeypatch):
     """The page of these algorithms; others may join them."""
     monkeypatch.setattr(
-        search, "algorithms", lambda collective: [find(collective, name) for name in LISTED]
+        pareto, "algorithms", lambda collective: [find(collective, name) for name in LISTED]
     )
-    result = run("pareto", "all_reduce", "-k", "8", "--ports", "1")
+    result = run("plot", "pareto", "all_reduce", "-k", "8", "--ports", "1")
     assert (result.exit_code, result.stdout) == (0, ONE_PORT)
-    table = run("pareto", "all-reduce", "-k", "8").stdout
+    table = run("plot", "pareto", "all-reduce", "-k", "8").stdout
     assert "not shown" not in table
     assert [line.split()[0] for line in table.splitlines()[2:4]] == ["direct", "two_shot"]
 
@@ -60,7 +60,7 @@ def test_the_table(run, monkeypatch):
 @pytest.mark.parametrize("world_size", [1, 3, 8])
 @pytest.mark.parametrize("collective", CONTRACTS)
 def test_json_has_every_algorithm(run, collective, world_size):
-    data = json.loads(run("pareto", collective, "-k", str(world_size), "--json").stdout)
+    data = json.loads(run("plot", "pareto", collective, "-k", str(world_size), "--json").stdout)
     assert (data["collective"], data["world_size"]) == (collective, world_size)
     entries = [entry for entry in algorithms(collective) if not entry.restriction(world_size)]
     costs = {entry.name: entry.counts(world_size) for entry in entries}
@@ -84,7 +84,7 @@ def test_json_has_every_algorithm(run, collective, world_size):
 
 def test_hosts_change_what_the_hierarchy_costs(run):
     def hierarchy(hosts):
-        words = ("pareto", "all_reduce", "-k", "12", "--hosts", str(hosts), "--json")
+        words = ("plot", "pareto", "all_reduce", "-k", "12", "--hosts", str(hosts), "--json")
         rows = json.loads(run(*words).stdout)["algorithms"]
         return next(row for row in rows if row["algorithm"] == "hierarchical")["rounds"]
 
@@ -92,7 +92,7 @@ def test_hosts_change_what_the_hierarchy_costs(run):
 
 
 def test_an_algorithm_that_cannot_run_is_named(run, only_powers):
-    words = ("pareto", "all_gather", "-k", "6")
+    words = ("plot", "pareto", "all_gather", "-k", "6")
     reason = "only_powers all_gather cannot run on 6 ranks: it halves the world"
     assert f"\nnot shown: {reason}\n" in run(*words).stdout
     data = json.loads(run(*words, "--json").stdout)
@@ -101,14 +101,14 @@ def test_an_algorithm_that_cannot_run_is_named(run, only_powers):
 
 
 def test_a_wrong_algorithm_is_an_error(run, short_ring):
-    result = run("pareto", "all_reduce", "-k", "3")
+    result = run("plot", "pareto", "all_reduce", "-k", "3")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("Error: ")
 
 
 def test_the_picture_is_written(run, tmp_path):
     pytest.importorskip("matplotlib")
-    result = run("pareto", "all_reduce", "-k", "6", "--plot", str(tmp_path / "front.svg"))
+    result = run("plot", "pareto", "all_reduce", "-k", "6", "-o", str(tmp_path / "front.svg"))
     assert result.exit_code == 0
     assert result.stdout.startswith("algorithm")
     text = (tmp_path / "front.svg").read_text()
@@ -172,28 +172,35 @@ def test_no_label_covers_another_label_or_a_point(collective, world_size):
 
 def test_without_matplotlib_the_extra_is_named(run, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = run("pareto", "all_reduce", "--plot", str(tmp_path / "front.png"))
+    result = run("plot", "pareto", "all_reduce", "-o", str(tmp_path / "front.png"))
     assert (result.exit_code, result.stdout) == (2, "")
     assert "ringcoll[plot]" in result.stderr
-    assert run("pareto", "all_reduce").exit_code == 0
+    assert run("plot", "pareto", "all_reduce").exit_code == 0
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
         (["all_educe"], "unknown collective 'all_educe'; known: all_reduce, "),
+        (["all_reduce", "-k", "2,4"], "pareto is drawn for one number of ranks"),
+        (["--algorithms", "ring"], "--algorithms is for crossover, and says nothing about pareto"),
         (["ring"], "'ring' is an algorithm; expected a collective"),
         (["all_reduce", "-k", "0"], "Invalid value for '-k' / '--ranks'"),
         (["all_reduce", "--ports", "0"], "Invalid value for '--ports'"),
         (["broadcast", "--hosts", "2"], "broadcast is the same on any number of hosts"),
-        (["all_reduce", "--plot", "/nowhere/front.png"], "Invalid value for '--plot': there is no"),
-        (["all_reduce", "--plot", "front.wav"], "Invalid value for '--plot': 'front.wav' has the"),
-        ([], "Missing argument 'COLLECTIVE'"),
+        (
+            ["all_reduce", "-o", "/nowhere/front.png"],
+            "Invalid value for '-o' / '--output': there is no",
+        ),
+        (
+            ["all_reduce", "-o", "front.wav"],
+            "Invalid value for '-o' / '--output': 'front.wav' has the",
+        ),
     ],
 )
 def test_errors_are_one_clear_line(run, words, message):
-    if "--plot" in words:
+    if "-o" in words:
         pytest.importorskip("matplotlib")
-    result = run("pareto", *words)
+    result = run("plot", "pareto", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith(f"Error: {message}")

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import torch
 
 from ringcoll import __version__
-from ringcoll.cli import doctor
+from ringcoll.cli import versions
 from ringcoll.transport import catalogue, streams
 
 
 def test_json_says_what_is_running(run):
-    facts = json.loads(run("info", "--json").stdout)
+    facts = json.loads(run("doctor", "--report", "--json").stdout)
     assert facts["ringcoll"] == __version__
     assert facts["torch"] == torch.__version__
     assert facts["python"].endswith(platform.python_version())
@@ -22,13 +22,13 @@ def test_json_says_what_is_running(run):
 
 
 def test_what_reduces_on_a_gpu(run, monkeypatch):
-    assert (json.loads(run("info", "--json").stdout)["gpu_reduction"] is None) == (
+    assert (json.loads(run("doctor", "--report", "--json").stdout)["gpu_reduction"] is None) == (
         torch.cuda.device_count() == 0
     )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
     monkeypatch.setenv("RINGCOLL_REDUCTION", "torch")
-    facts = json.loads(run("info", "--json").stdout)
+    facts = json.loads(run("doctor", "--report", "--json").stdout)
     assert facts["gpu_reduction"] == "torch: it was asked for"
     assert facts["devices"] == ["GPU 0"]
 
@@ -40,10 +40,10 @@ def test_what_carries_tensors_and_in_which_version(run, monkeypatch):
         streams, "cuda", SimpleNamespace(nccl=SimpleNamespace(version=lambda: (2, 29)))
     )
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(doctor, "output_of", lambda *command: " ".join(command[:2]))
+    monkeypatch.setattr(versions, "output_of", lambda *command: " ".join(command[:2]))
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "gloo")
     catalogue._automatic.cache_clear()
-    found = json.loads(run("info", "--json").stdout)
+    found = json.loads(run("doctor", "--report", "--json").stdout)
     assert found["nccl"] == "2.29"
     assert found["driver"] == "nvidia-smi --query-gpu=driver_version"
     assert (found["transport"], found["cuda_transport"]) == ("gloo", "nccl")
@@ -51,7 +51,7 @@ def test_what_carries_tensors_and_in_which_version(run, monkeypatch):
     monkeypatch.setattr(streams, "cuda", SimpleNamespace())
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "pigeons")
     monkeypatch.setenv("RINGCOLL_CUDA_TRANSPORT", "nccl")
-    found = json.loads(run("info", "--json").stdout)
+    found = json.loads(run("doctor", "--report", "--json").stdout)
     assert found["nccl"] is None
     assert "got pigeons" in found["transport"]
     assert "this torch has no NCCL" in found["cuda_transport"]
@@ -59,8 +59,8 @@ def test_what_carries_tensors_and_in_which_version(run, monkeypatch):
 
 
 def test_the_lines_say_the_same(run):
-    facts = json.loads(run("info", "--json").stdout)
-    result = run("info")
+    facts = json.loads(run("doctor", "--report", "--json").stdout)
+    result = run("doctor", "--report")
     lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
     assert list(lines) == list(facts)
     assert lines["torch"] == facts["torch"]
