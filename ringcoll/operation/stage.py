@@ -343,7 +343,8 @@ def _shared_memory(message: str, expected: str, rank: int) -> ArgumentError:
     )
 
 
-_MOST_WORK = 1_000_000  # values that numpy tries for two arrays; some 10 ms
+# Values that numpy tries for two arrays, some 10 ms; its type hints know two numbers only.
+_MOST_WORK: Any = 1_000_000
 
 
 class TooIntricateError(Exception):
