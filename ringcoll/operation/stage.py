@@ -329,7 +329,8 @@ def fusible(tensors: Sequence[Any]) -> list[list[Any]]:
 
 
 _OVERLAP = "overlapping memory"
-_MOST_WORK = 1_000_000  # values that numpy tries for two arrays; some 10 ms
+# Values that numpy tries for two arrays, some 10 ms; its type hints know two numbers only.
+_MOST_WORK: Any = 1_000_000
 
 
 class TooIntricateError(Exception):
