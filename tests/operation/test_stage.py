@@ -371,7 +371,7 @@ def test_empty_and_sparse_tensors_stand_alone() -> None:
     assert lengths(fusible([short[:0], short[:0], short, short])) == [1, 1, 2]
     sparse = torch.eye(2).to_sparse()
     assert lengths(fusible([short, sparse, sparse, short])) == [1, 1, 1, 1]
-    assert lengths(fusible([short, "no tensor", short])) == [1, 1, 1]  # type: ignore[list-item]
+    assert lengths(fusible([short, "no tensor", short])) == [1, 1, 1]
     assert lengths(fusible([torch.zeros(1), torch.zeros(1)])) == [2]
 
 
