@@ -27,10 +27,10 @@ from common import Table, busy_loops, environment, introduce, parser, write
 from torch import nn
 
 import ringcoll
-from ringcoll.bench import Meeting, Summary, alternate, summarize
-from ringcoll.collectives import communicator
-from ringcoll.launch import Ranks
-from ringcoll.transport import Message
+from ringcoll.runtime.collectives import communicator
+from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime.transport import Message
+from ringcoll.tools.bench import Meeting, Summary, alternate, summarize
 
 PARTS = ("functions", "by hand", "backend")
 SIZES = (4, 64 << 10)
@@ -42,7 +42,7 @@ Row = tuple[object, ...]
 
 @dataclass(frozen=True)
 class ThreadMeeting:
-    """`ringcoll.bench.Meeting` for ranks that are threads of one process."""
+    """`ringcoll.tools.bench.Meeting` for ranks that are threads of one process."""
 
     rank: int
     barrier: threading.Barrier

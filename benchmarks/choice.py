@@ -21,9 +21,9 @@ from common import Table, environment, introduce, parser, write
 from torch import Tensor
 
 import ringcoll
-from ringcoll.algorithms import algorithms
-from ringcoll.bench import Meeting, alternate, parse_size, summarize
-from ringcoll.launch import Ranks
+from ringcoll.runtime.launch import Ranks
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.tools.bench import Meeting, alternate, parse_size, summarize
 
 LONG = 64 << 10  # bytes; what is shorter takes as long as its messages
 CALLS: dict[str, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {

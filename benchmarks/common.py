@@ -22,11 +22,11 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from ringcoll.bench import as_size, oversubscribed, time_in_words
-from ringcoll.bench import environment as facts_of
-from ringcoll.cli import print_table
-from ringcoll.machine import served
-from ringcoll.transport import catalogue
+from ringcoll.runtime.machine import served
+from ringcoll.runtime.transport import catalogue
+from ringcoll.tools.bench import as_size, oversubscribed, time_in_words
+from ringcoll.tools.bench import environment as facts_of
+from ringcoll.tools.cli import print_table
 
 __all__ = [
     "FORMATS",
@@ -87,7 +87,7 @@ class Processes:
 
     def __init__(self, preload: str) -> None:
         self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "ringcoll.resilient", preload])
+        self._context.set_forkserver_preload(["torch", "ringcoll.training.resilient", preload])
         self.all: list[Any] = []
 
     def start(self, function: Callable[..., object], *arguments: object) -> tuple[Any, Connection]:

@@ -25,9 +25,9 @@ from overhead import checked, repeated
 from torch.utils import cpp_extension
 
 import ringcoll
-from ringcoll.bench import Meeting, alternate, as_size, parse_size, summarize
-from ringcoll.launch import Ranks
-from ringcoll.machine import TRANSPORT_VARIABLES
+from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime.machine import TRANSPORT_VARIABLES
+from ringcoll.tools.bench import Meeting, alternate, as_size, parse_size, summarize
 
 SIZES = "4,1K,64K,256K,1M,4M,16M,64M"
 CONTENDERS = ("persistent", "shared_tensors", "deepspeed")

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.collectives import StoreGroup
-from ringcoll.launch import Ranks, rendezvous
+from ringcoll.runtime.collectives import StoreGroup
+from ringcoll.runtime.launch import Ranks, rendezvous
 
 _IN_A_TURN = 500
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from common import LOOPBACK, Processes, Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.machine import served
+from ringcoll.runtime.machine import served
 
 BACKENDS = ("ringcoll", "gloo")
 LIMIT = timedelta(seconds=60)

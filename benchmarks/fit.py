@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.pro
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.bench import parse_size
-from ringcoll.machine import write_fit
-from ringcoll.search import fit, least_time
-from ringcoll.simulation import topology_of
+from ringcoll.lab.search import fit, least_time
+from ringcoll.lab.simulation import topology_of
+from ringcoll.runtime.machine import write_fit
+from ringcoll.tools.bench import parse_size
 from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow
 from tests.programs import fitted
 

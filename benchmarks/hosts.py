@@ -20,15 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.pro
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.algorithms import on_hosts, schedule_of
-from ringcoll.bench import as_size, parse_size
-from ringcoll.cost import LinkCosts, seconds_on_hosts
+from ringcoll.schedules.algorithms import on_hosts, schedule_of
+from ringcoll.schedules.cost import LinkCosts, seconds_on_hosts
+from ringcoll.tools.bench import as_size, parse_size
 from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow
 from tests.programs import several_hosts
 
 ALGORITHMS = ("hierarchical", "ring", "binomial_tree")
 
-# Inside a host, over gloo: some 60 us a message and 0.5 ns a byte (`ringcoll.transport.catalogue`).
+# Inside a host, over gloo: some 60 us a message and 0.5 ns a byte (`ringcoll.runtime.transport.catalogue`).
 INSIDE = LinkCosts(alpha_s=60e-6, beta_s_per_byte=0.5e-9)
 
 

@@ -13,7 +13,7 @@ import sys
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.bench import summarize
+from ringcoll.tools.bench import summarize
 
 KINDS = {
     "import torch": "import torch",

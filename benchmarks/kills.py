@@ -47,7 +47,7 @@ from common import (
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.machine import TRANSPORT_VARIABLES, served
+from ringcoll.runtime.machine import TRANSPORT_VARIABLES, served
 from tests.fakes.hosts import SWITCH, Hosts, Place
 
 TRANSPORTS = ("shared", "ucx", "gloo")

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.algorithms import schedule_of
-from ringcoll.bench import as_size, parse_size
-from ringcoll.launch import Ranks
-from ringcoll.operation import Layout, compile_plan
+from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime.operation import Layout, compile_plan
+from ringcoll.schedules.algorithms import schedule_of
+from ringcoll.tools.bench import as_size, parse_size
 
 
 def status(name: str) -> int:

@@ -43,8 +43,8 @@ from torch.nn import Parameter
 
 import ringcoll
 from ringcoll.errors import TransportError
-from ringcoll.machine import served
-from ringcoll.reduction import MOVED
+from ringcoll.runtime.machine import served
+from ringcoll.runtime.reduction import MOVED
 from tests.fakes.without_memory import WITHOUT, Wrapper, pending
 
 OUTCOMES = ("right", "refused", "wrong", "broken", "crash")

@@ -43,9 +43,9 @@ from torch import nn
 from torch.nn import functional
 
 import ringcoll
-from ringcoll.bench import Meeting, check_matplotlib, save, styles, summarize
 from ringcoll.errors import RingcollError
-from ringcoll.launch import RankError, Ranks, report
+from ringcoll.runtime.launch import RankError, Ranks, report
+from ringcoll.tools.bench import Meeting, check_matplotlib, save, styles, summarize
 from ringcoll.training import (
     Examples,
     Gossip,

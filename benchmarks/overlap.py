@@ -21,8 +21,8 @@ from common import Table, environment, introduce, parser, write
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.bench import Meeting, alternate, as_size, parse_size, summarize
-from ringcoll.launch import Ranks
+from ringcoll.runtime.launch import Ranks
+from ringcoll.tools.bench import Meeting, alternate, as_size, parse_size, summarize
 from ringcoll.training import BucketedDataParallel, average_gradients
 
 CONTENDERS = ("per parameter", "bucketed", "native DDP")

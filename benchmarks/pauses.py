@@ -1,6 +1,6 @@
 """Whether at most one group goes on when ranks are stopped for up to three time limits, and one dies.
 
-Ranks on one host call `ringcoll.all_reduce` on `ringcoll.resilient`, each with a power of two, so that the sum says
+Ranks on one host call `ringcoll.all_reduce` on `ringcoll.training.resilient`, each with a power of two, so that the sum says
 who had a part in it. Some of them are stopped (SIGSTOP) at random moments for up to three limits, in every other
 run one is killed in that moment, and the others end when they have done all their calls. *Beside* are runs in
 which two sums of one call have no rank in common, or two members of an epoch differ in who is in it. *Late* are
@@ -34,9 +34,9 @@ from common import (
 )
 
 import ringcoll
-from ringcoll import resilient
 from ringcoll.errors import RingcollError
-from ringcoll.machine import served
+from ringcoll.runtime.machine import served
+from ringcoll.training import resilient
 
 _NUM_CALLS = 60
 _PAUSE_S = 0.02  # between two calls

@@ -24,7 +24,10 @@ import torch
 import torch.distributed as dist
 from common import Table, busy_loops, environment, introduce, parser, write
 
-from ringcoll.bench import (
+from ringcoll.runtime.launch import adopt_ranks, mpiexec
+from ringcoll.runtime.machine import TRANSPORT_VARIABLES, cores
+from ringcoll.schedules import contract
+from ringcoll.tools.bench import (
     LIMITS,
     NATIVE,
     BenchRequest,
@@ -39,10 +42,7 @@ from ringcoll.bench import (
     save,
     speed_against,
 )
-from ringcoll.bench import measure as measure_on_ranks
-from ringcoll.launch import adopt_ranks, mpiexec
-from ringcoll.machine import TRANSPORT_VARIABLES, cores
-from ringcoll.schedule import contract
+from ringcoll.tools.bench import measure as measure_on_ranks
 
 SIZES = "4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M"
 LIBRARIES = ("openmpi", "mpich")

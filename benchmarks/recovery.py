@@ -1,7 +1,7 @@
 """How long a resilient group takes to go on after a death, and what it costs while nobody dies.
 
 Ranks on one host train a perceptron of 25 MiB with torch's DistributedDataParallel on
-`ringcoll.resilient`. One rank is killed at a random moment, every other time the one that
+`ringcoll.training.resilient`. One rank is killed at a random moment, every other time the one that
 leads, and with it the store at which the ranks have met. Measured is the time from the kill to the end of
 the survivors' first step without it, and its parts. Then, in one run and taking turns: a step on an
 ordinary group and on a resilient group.
@@ -33,9 +33,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
-from ringcoll import resilient
-from ringcoll.launch import Ranks
-from ringcoll.machine import served
+from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime.machine import served
+from ringcoll.training import resilient
 
 _LIMIT = timedelta(seconds=60)
 _STEPS_AFTER = 5

@@ -13,9 +13,9 @@ from typing import Any
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.schedule import verify
-from ringcoll.search import demand_of, greedy_moves, hops_of, solve, synthesize
-from ringcoll.simulation import dgx1, torus
+from ringcoll.lab.search import demand_of, greedy_moves, hops_of, solve, synthesize
+from ringcoll.lab.simulation import dgx1, torus
+from ringcoll.schedules import verify
 
 _SHAPES = ((2, 3, 2), (2, 7, 6), (3, 7, 6))
 _TORI = ((4, 4), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32))

@@ -1,6 +1,6 @@
 """Simulated times against SimGrid's, on the same networks.
 
-SimGrid (Debian's package ``python3-simgrid``) simulates flows on links as `ringcoll.simulation` does, by another
+SimGrid (Debian's package ``python3-simgrid``) simulates flows on links as `ringcoll.lab.simulation` does, by another
 program and other people. It gets the same links, routes and steps; its models of TCP are switched off.
 In both a sender is busy for 10 us before the bytes of a message move (`alpha_s`), and reductions cost nothing.
 Links have no latency, of which SimGrid has another idea: its sender waits until the last byte has
@@ -19,9 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it need not be installed
 
 from benchmarks.common import Table, environment, introduce, parser, write
-from ringcoll.algorithms import find
-from ringcoll.schedule import Schedule, chunks_of_data
-from ringcoll.simulation import Topology, crossbar, fat_tree, simulate, wave_of
+from ringcoll.lab.simulation import Topology, crossbar, fat_tree, simulate, wave_of
+from ringcoll.schedules import Schedule, chunks_of_data
+from ringcoll.schedules.algorithms import find
 
 ALGORITHMS = ("ring", "recursive_doubling", "rabenseifner", "binomial_tree", "circulant")
 SIZES = (64 << 10, 1 << 20, 16 << 20)

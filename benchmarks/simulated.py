@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.algorithms import algorithms, schedule_of
-from ringcoll.bench import Meeting, Summary, alternate, costs_on_rank, parse_size, summarize
-from ringcoll.cost import Parameters, segment_count
-from ringcoll.launch import Ranks
-from ringcoll.schedule import Schedule, chunks_of_data, tally_of
-from ringcoll.simulation import crossbar
+from ringcoll.lab.simulation import crossbar
+from ringcoll.runtime.launch import Ranks
+from ringcoll.schedules import Schedule, chunks_of_data, tally_of
+from ringcoll.schedules.algorithms import algorithms, schedule_of
+from ringcoll.schedules.cost import Parameters, segment_count
+from ringcoll.tools.bench import Meeting, Summary, alternate, costs_on_rank, parse_size, summarize
 
 LIMIT = 0.25
 """The median error that an algorithm may have, where ranks do not exceed cores."""

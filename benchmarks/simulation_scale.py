@@ -15,8 +15,8 @@ import time
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.algorithms import algorithms, find
-from ringcoll.simulation import crossbar, simulate
+from ringcoll.lab.simulation import crossbar, simulate
+from ringcoll.schedules.algorithms import algorithms, find
 
 LARGE = [(name, 1 << 16, "auto") for name in
          ("recursive_doubling", "double_tree", "circulant", "swing", "bine_tree", "ring")]  # fmt: skip

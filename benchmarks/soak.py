@@ -23,9 +23,9 @@ import torch.distributed as dist
 from common import Processes, Table, environment, introduce, parser, shared_memory, write
 
 import ringcoll
-from ringcoll import resilient
 from ringcoll.errors import GroupChangedError
-from ringcoll.machine import served
+from ringcoll.runtime.machine import served
+from ringcoll.training import resilient
 
 _LIMIT = timedelta(seconds=60)
 _SIZES = (1, 300, 40_000, 700_000)

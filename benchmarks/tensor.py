@@ -17,8 +17,8 @@ import torch.distributed as dist
 from common import Table, environment, introduce, parser, write
 from torch import Tensor, nn
 
-from ringcoll.bench import Meeting, alternate, summarize
-from ringcoll.launch import Ranks
+from ringcoll.runtime.launch import Ranks
+from ringcoll.tools.bench import Meeting, alternate, summarize
 from ringcoll.training import mlp, tensor_parallel
 
 OURS, TORCH, NATIVE = "ringcoll", "DTensor on ringcoll", "DTensor on gloo"

@@ -14,8 +14,8 @@ from calls import against, timed
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.bench import Meeting
-from ringcoll.launch import Ranks
+from ringcoll.runtime.launch import Ranks
+from ringcoll.tools.bench import Meeting
 
 TRANSPORTS = ("shared", "gloo")
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20)

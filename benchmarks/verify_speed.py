@@ -13,9 +13,9 @@ import time
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.algorithms import algorithms, find
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.schedule import verify
+from ringcoll.schedules import verify
+from ringcoll.schedules.algorithms import algorithms, find
 
 
 def all_up_to(largest: int) -> list[tuple[str, str, int, float]]:

@@ -15,12 +15,12 @@ from typing import Any
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.algorithms import algorithms
-from ringcoll.bench import BenchRequest, Result, parse_size, speed_against
-from ringcoll.bench import on_rank as measure_on_rank
-from ringcoll.launch import Ranks
-from ringcoll.machine import TRANSPORT_VARIABLES
-from ringcoll.schedule import contract
+from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime.machine import TRANSPORT_VARIABLES
+from ringcoll.schedules import contract
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.tools.bench import BenchRequest, Result, parse_size, speed_against
+from ringcoll.tools.bench import on_rank as measure_on_rank
 
 SIZES = tuple(4**power for power in range(1, 14))  # 4 B to 64 MiB
 COLLECTIVES = "all_reduce,reduce_scatter,all_gather,broadcast,all_to_all"

@@ -17,13 +17,13 @@ from types import ModuleType
 
 from click.testing import CliRunner
 
-import ringcoll.algorithms
-import ringcoll.cost.counts
-import ringcoll.schedule.drawing
-from ringcoll.algorithms import Algorithm, algorithms
-from ringcoll.cli import cli
-from ringcoll.cost import Bound, lower_bound, wavefront_counts
-from ringcoll.schedule import CONTRACTS, Contract, Proof, grid, infix, primitives, verify
+import ringcoll.schedules.algorithms
+import ringcoll.schedules.cost.counts
+import ringcoll.schedules.drawing
+from ringcoll.schedules import CONTRACTS, Contract, Proof, grid, infix, primitives, verify
+from ringcoll.schedules.algorithms import Algorithm, algorithms
+from ringcoll.schedules.cost import Bound, lower_bound, wavefront_counts
+from ringcoll.tools.cli import cli
 
 DOCS = Path(__file__).parent
 WORLDS = (4, 8, 9, 13)
@@ -91,9 +91,9 @@ afterwards. 16-bit floats are added up in float32, and rounded at the end, as in
 
 ```python
 import torch
-from ringcoll.algorithms import schedule_of
-from ringcoll.reduction import predicted_result, reduce_in_order
-from ringcoll.schedule import verify
+from ringcoll.schedules.algorithms import schedule_of
+from ringcoll.runtime.reduction import predicted_result, reduce_in_order
+from ringcoll.schedules import verify
 
 proof = verify(schedule_of("all_reduce", "ring", 3))
 inputs = [torch.full((3,), value) for value in (1e8, 1.0, -1e8)]
@@ -117,8 +117,8 @@ dominate most others. `--ports 1` compares those that send one message at a time
 FRONT_CALL = "plot pareto -k 24 --ports 1"
 DISTANCE = """\
 `ringcoll verify` prints for each algorithm all three as multiples of their bounds, and `ringcoll show` those
-of one. In a program, `ringcoll.cost.distance` computes them from a proof, and
-`ringcoll.cost.dominators` the front from costs."""
+of one. In a program, `ringcoll.schedules.cost.distance` computes them from a proof, and
+`ringcoll.schedules.cost.dominators` the front from costs."""
 
 
 def paragraphs(text: str) -> list[str]:
@@ -190,7 +190,7 @@ def sources(*docstrings: str) -> list[str]:
 
 def in_reading_order(collective: str | None = None) -> list[Algorithm]:
     """The algorithms, with their families as the package lists them."""
-    listed = inspect.getdoc(ringcoll.algorithms) or ""
+    listed = inspect.getdoc(ringcoll.schedules.algorithms) or ""
 
     def family(algorithm: Algorithm) -> int:
         name = module_of(algorithm).__name__.rpartition(".")[2]
@@ -350,10 +350,10 @@ def front_page() -> str:
     )
     parts = [INTRODUCTION.strip().replace("COLLECTIVES", collectives)]
     parts += [
-        fenced(block) for block in literal_blocks(inspect.getdoc(ringcoll.schedule.drawing) or "")
+        fenced(block) for block in literal_blocks(inspect.getdoc(ringcoll.schedules.drawing) or "")
     ]
     parts.append("## What no algorithm can beat")
-    cost_doc = paragraphs(inspect.getdoc(ringcoll.cost.counts) or "")
+    cost_doc = paragraphs(inspect.getdoc(ringcoll.schedules.cost.counts) or "")
     parts += as_markdown("\n\n".join(cost_doc[2:]))
     parts += [f"Source: {found}" for found in sources("\n\n".join(cost_doc))]
     parts.append(

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.algorithms import register, schedule_of
-from ringcoll.schedule import Step, inp, out, recv, recv_reduce, send, verify
+from ringcoll.schedules import Step, inp, out, recv, recv_reduce, send, verify
+from ringcoll.schedules.algorithms import register, schedule_of
 
 
 @register("all_reduce", "star")

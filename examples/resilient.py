@@ -11,7 +11,7 @@ import signal
 import torch
 import torch.distributed as dist
 
-from ringcoll import resilient
+from ringcoll.training import resilient
 
 
 def main():

@@ -1,10 +1,10 @@
-// Bundle src/ into one page without network, ringcoll/pictures/player.html, or into the file that is named.
+// Bundle src/ into one page without network, ringcoll/lab/pictures/player.html, or into the file that is named.
 // The library puts a title and data in place of the two marks.
 import { build } from "esbuild";
 import { readFile, writeFile } from "node:fs/promises";
 
 const here = new URL(".", import.meta.url);
-const target = process.argv[2] ?? new URL("../ringcoll/pictures/player.html", here);
+const target = process.argv[2] ?? new URL("../ringcoll/lab/pictures/player.html", here);
 const bundled = await build({
   entryPoints: [new URL("src/main.ts", here).pathname],
   bundle: true,

@@ -12,8 +12,8 @@ A program that uses ``torch.distributed`` runs on them after
 
 What lies beneath can be looked at, and used, without torch::
 
-    from ringcoll.algorithms import schedule_of
-    from ringcoll.schedule import grid, verify
+    from ringcoll.schedules.algorithms import schedule_of
+    from ringcoll.schedules import grid, verify
 
     schedule = schedule_of("all_reduce", "ring", 4)
     print(grid(schedule))
@@ -21,7 +21,7 @@ What lies beneath can be looked at, and used, without torch::
 
 and simulated on a network that is not here::
 
-    from ringcoll.simulation import topology_named
+    from ringcoll.lab.simulation import topology_named
 
     print(ringcoll.simulate(schedule, 1 << 20, topology_named("torus:2x2", 4)))
 """
@@ -33,19 +33,19 @@ from typing import Any
 import lazy_loader
 
 from ringcoll._version import __version__ as __version__
-from ringcoll.backend.registration import when_torch_is_imported
-from ringcoll.schedule.laboratory import laboratory
+from ringcoll.schedules.laboratory import laboratory
+from ringcoll.training.backend.registration import when_torch_is_imported
 
 _ROOMS = {
     "ddp": "ringcoll.training.data",
-    "pictures": "ringcoll.pictures",
-    "testing": "ringcoll.testing",
+    "pictures": "ringcoll.lab.pictures",
+    "testing": "ringcoll.tools.testing",
 }
 
 
 when_torch_is_imported()
-laboratory.picture = lambda shown: import_module("ringcoll.pictures").shown_in_notebook(shown)
-laboratory.schedule_in = lambda text: import_module("ringcoll.formats").schedule_in(text)
+laboratory.picture = lambda shown: import_module("ringcoll.lab.pictures").shown_in_notebook(shown)
+laboratory.schedule_in = lambda text: import_module("ringcoll.lab.formats").schedule_in(text)
 
 
 @cache

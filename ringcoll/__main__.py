@@ -1,6 +1,6 @@
 """``python -m ringcoll`` is the same as ``ringcoll``."""
 
-from ringcoll.cli import main
+from ringcoll.tools.cli import main
 
 if __name__ == "__main__":
     main("python -m ringcoll")

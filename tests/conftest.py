@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from ringcoll.launch import PRELOADED, Ranks
+from ringcoll.runtime.launch import PRELOADED, Ranks
 from tests.cases.algorithms import registered_meanwhile
 from tests.programs.ranks import join
 
@@ -185,9 +185,9 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_ranks_are_left() -> Iterator[None]:
-    """End the ranks of `ringcoll.testing` after a module: others look at all processes of pytest."""
+    """End the ranks of `ringcoll.tools.testing` after a module: others look at all processes of pytest."""
     yield
-    if (module := sys.modules.get("ringcoll.testing.pool")) is not None:
+    if (module := sys.modules.get("ringcoll.tools.testing.pool")) is not None:
         module.POOL.close()
 
 

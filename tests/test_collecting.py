@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringcoll.reduction import Kernel
+from ringcoll.runtime.reduction import Kernel
 from tests.cases.kernel_table import KERNELS
 from tests.programs import gpu_kernels
 

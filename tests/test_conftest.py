@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ringcoll.launch import Ranks
+from ringcoll.runtime.launch import Ranks
 from tests.programs.started import of_session, started
 
 # It starts another one, which the end of the first alone would not end.

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from ringcoll.algorithms import algorithms
-from ringcoll.schedule import CONTRACTS
+from ringcoll.schedules import CONTRACTS
+from ringcoll.schedules.algorithms import algorithms
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -16,8 +16,8 @@ import torch
 from click.testing import CliRunner
 
 from ringcoll import __version__
-from ringcoll.cli import cli
-from ringcoll.machine import settings
+from ringcoll.runtime.machine import settings
+from ringcoll.tools.cli import cli
 from tests.cases.algorithms import registered_meanwhile
 from tests.cases.pages import PAGES, ROOT, anchors, blocks, links, spans, write_files
 

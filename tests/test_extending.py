@@ -15,7 +15,13 @@ import pytest
 import torch
 
 import ringcoll
-from ringcoll.algorithms import (
+from ringcoll.errors import ArgumentError
+from ringcoll.lab.search import demand_of
+from ringcoll.lab.simulation import simulate, topology_named
+from ringcoll.runtime.collectives import Arguments, start
+from ringcoll.runtime.operation import Operation
+from ringcoll.schedules import CONTRACTS, Contract, Program, Step, inp, out, recv, send, verify
+from ringcoll.schedules.algorithms import (
     ALIASES,
     algorithms,
     find,
@@ -24,15 +30,9 @@ from ringcoll.algorithms import (
     schedule_of,
     unregister,
 )
-from ringcoll.bench import Workload, shape
-from ringcoll.bench.contenders import Shape
-from ringcoll.collectives import Arguments, start
-from ringcoll.cost import lower_bound
-from ringcoll.errors import ArgumentError
-from ringcoll.operation import Operation
-from ringcoll.schedule import CONTRACTS, Contract, Program, Step, inp, out, recv, send, verify
-from ringcoll.search import demand_of
-from ringcoll.simulation import simulate, topology_named
+from ringcoll.schedules.cost import lower_bound
+from ringcoll.tools.bench import Workload, shape
+from ringcoll.tools.bench.contenders import Shape
 from tests.fakes.added_transport import over_added_transport
 
 PACKAGE = Path(ringcoll.__file__).parent

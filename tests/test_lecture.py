@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ringcoll.cli import cli
 from ringcoll.errors import VerificationError
+from ringcoll.tools.cli import cli
 from tests.cases.algorithms import registered_meanwhile
 from tests.cases.pages import ROOT, links, spans, write_files
 

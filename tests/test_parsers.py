@@ -25,10 +25,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import schedule_of
-from ringcoll.cli import cli, measuring
-from ringcoll.cli.options import nbytes_of, rank_numbers, world_sizes
-from ringcoll.cost import FORCED, Table, built_in, choose, in_text, parse_rules
 from ringcoll.errors import (
     ArgumentError,
     RingcollError,
@@ -40,7 +36,7 @@ from ringcoll.errors import (
     UnknownAlgorithmError,
     VerificationError,
 )
-from ringcoll.formats import (
+from ringcoll.lab.formats import (
     from_msccl,
     from_mscclpp,
     schedule_in,
@@ -48,8 +44,8 @@ from ringcoll.formats import (
     to_mscclpp,
     topology_in,
 )
-from ringcoll.group import agreement
-from ringcoll.machine import (
+from ringcoll.runtime.group import agreement
+from ringcoll.runtime.machine import (
     algorithms_named,
     place,
     read_json,
@@ -57,15 +53,19 @@ from ringcoll.machine import (
     settings,
     tuning,
 )
-from ringcoll.operation import Turn, Wait
-from ringcoll.resilient import Member, Record, View
-from ringcoll.schedule import Schedule, verify
-from ringcoll.tracing import MessageEnd, Records, Span, TracedOperation
+from ringcoll.runtime.operation import Turn, Wait
+from ringcoll.runtime.transport import Faults, catalogue, costs_of, gloo
+from ringcoll.runtime.transport.base import meet
+from ringcoll.runtime.transport.shared import transport as shared
+from ringcoll.runtime.watch import Lives, Monitor, Process, Running, read_record, related, report
+from ringcoll.schedules import Schedule, verify
+from ringcoll.schedules.algorithms import schedule_of
+from ringcoll.schedules.cost import FORCED, Table, built_in, choose, in_text, parse_rules
+from ringcoll.tools.cli import cli, measuring
+from ringcoll.tools.cli.options import nbytes_of, rank_numbers, world_sizes
+from ringcoll.tools.tracing import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training import find_trainer
-from ringcoll.transport import Faults, catalogue, costs_of, gloo
-from ringcoll.transport.base import meet
-from ringcoll.transport.shared import transport as shared
-from ringcoll.watch import Lives, Monitor, Process, Running, read_record, related, report
+from ringcoll.training.resilient import Member, Record, View
 from tests.cases.effort import effort
 from tests.cases.malformed import documents, words
 

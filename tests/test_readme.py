@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ringcoll.algorithms import unregister
-from ringcoll.cli import cli
-from ringcoll.cli.app import SECTIONS
+from ringcoll.schedules.algorithms import unregister
+from ringcoll.tools.cli import cli
+from ringcoll.tools.cli.app import SECTIONS
 from tests.cases.pages import README, ROOT, blocks
 
 PROGRAM = "# program.py, started by: torchrun "

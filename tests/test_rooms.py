@@ -57,10 +57,10 @@ PURE = (
 AT_THE_TOP = {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
 WITHOUT_TORCH = (
-    "ringcoll.backend.registration",
-    "ringcoll.transport.catalogue",
+    "ringcoll.training.backend.registration",
+    "ringcoll.runtime.transport.catalogue",
     "ringcoll.training.pipeline.pipeline_schedule",
-    "ringcoll.testing.plugin",
+    "ringcoll.tools.testing.plugin",
 )
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 # No operating system, no clock, no chance: what a schedule is depends on its arguments only.
@@ -193,10 +193,10 @@ def test_imports_point_one_way(file: Path) -> None:
 @pytest.mark.parametrize(
     "room, source",
     [
-        ("transport", "from ringcoll.operation.plan import Plan"),
+        ("transport", "from ringcoll.runtime.operation.plan import Plan"),
         ("schedule", "from ringcoll import algorithms"),
-        ("cost", "def f():\n    import ringcoll.machine.settings"),
-        ("group", "if TYPE_CHECKING:\n    from ringcoll.tracing.recorder import Tracer"),
+        ("cost", "def f():\n    import ringcoll.runtime.machine.settings"),
+        ("group", "if TYPE_CHECKING:\n    from ringcoll.tools.tracing.recorder import Tracer"),
         ("machine", "from ringcoll import __version__"),
     ],
 )
@@ -265,17 +265,19 @@ def test_rooms_import_through_doors(file: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from ringcoll.schedule.ir import send",
-        "from ringcoll.schedule import verify, _symbols",
-        "import ringcoll.schedule.ir",
-        "def f():\n    import ringcoll.machine.facts as facts",
-        "from ringcoll.transport import catalogue\ncatalogue._automatic",
+        "from ringcoll.schedules.ir import send",
+        "from ringcoll.schedules import verify, _symbols",
+        "import ringcoll.schedules.ir",
+        "def f():\n    import ringcoll.runtime.machine.facts as facts",
+        "from ringcoll.runtime.transport import catalogue\ncatalogue._automatic",
     ],
 )
 def test_and_a_way_past_a_door_is_found(source: str) -> None:
     assert past_doors("cost", source)
-    assert not past_doors("cost", "from ringcoll.schedule import send, verify")
-    assert not past_doors("cost", "from ringcoll.transport import catalogue\ncatalogue.names")
+    assert not past_doors("cost", "from ringcoll.schedules import send, verify")
+    assert not past_doors(
+        "cost", "from ringcoll.runtime.transport import catalogue\ncatalogue.names"
+    )
 
 
 @pytest.mark.parametrize("room", DOORS)

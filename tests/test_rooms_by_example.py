@@ -81,10 +81,10 @@ def test_an_import_is_no_example() -> None:
 
 
 WITH_PROCESSES = {
-    "ringcoll.bench",
-    "ringcoll.collectives",
-    "ringcoll.launch",
-    "ringcoll.resilient",
+    "ringcoll.tools.bench",
+    "ringcoll.runtime.collectives",
+    "ringcoll.runtime.launch",
+    "ringcoll.training.resilient",
     "ringcoll.training",
 }
 

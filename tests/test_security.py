@@ -29,19 +29,19 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 import ringcoll
-from ringcoll.backend import PointToPoint
-from ringcoll.bench import environment
-from ringcoll.cli import cli
-from ringcoll.cost import built_in
 from ringcoll.errors import MissingExtraError, TransportError
-from ringcoll.launch import Ranks
-from ringcoll.launch.processes import _context
-from ringcoll.machine import Lines, Tuned, replace_file, served, tuning
-from ringcoll.resilient import Membership, packed, unpacked
-from ringcoll.transport import SharedMemory, catalogue, costs_of, gloo, ucx
-from ringcoll.transport.shared.memory import identity
-from ringcoll.watch import Lives, Monitor, announce
-from ringcoll.watch.flight_recorder import save
+from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime.launch.processes import _context
+from ringcoll.runtime.machine import Lines, Tuned, replace_file, served, tuning
+from ringcoll.runtime.transport import SharedMemory, catalogue, costs_of, gloo, ucx
+from ringcoll.runtime.transport.shared.memory import identity
+from ringcoll.runtime.watch import Lives, Monitor, announce
+from ringcoll.runtime.watch.flight_recorder import save
+from ringcoll.schedules.cost import built_in
+from ringcoll.tools.bench import environment
+from ringcoll.tools.cli import cli
+from ringcoll.training.backend import PointToPoint
+from ringcoll.training.resilient import Membership, packed, unpacked
 from tests.programs import listeners
 from tests.test_rooms import ROOMS
 
@@ -604,7 +604,7 @@ def test_a_state_that_a_rank_sends_runs_no_code(capsys: pytest.CaptureFixture[st
 
 PROGRAM = """
 import torch, ringcoll
-from ringcoll.launch.processes import Ranks
+from ringcoll.runtime.launch.processes import Ranks
 
 with Ranks(2, backend="ringcoll") as ranks:
     print(ranks.run(torch.distributed.get_rank))

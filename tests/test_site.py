@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from ringcoll.algorithms import algorithms
-from ringcoll.cli import cli
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.tools.cli import cli
 from tests.cases.pages import README, ROOT
 
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
@@ -117,7 +117,7 @@ def test_the_glossary_has_the_special_words_of_the_readme_and_of_help() -> None:
 
 
 def test_the_words_of_the_glossary_of_schedules_are_there() -> None:
-    text = importlib.import_module("ringcoll.schedule").__doc__ or ""
+    text = importlib.import_module("ringcoll.schedules").__doc__ or ""
     words = re.findall(r"^([a-z]+)$", text.partition("Words that mean")[2], re.MULTILINE)
     assert len(words) == 9
     assert not sorted(set(words) - entries())

@@ -23,9 +23,18 @@ from torch import Tensor
 
 from benchmarks.on_gpu.clock import Ratio, Timer, alternate, paired, rotation, timer
 from benchmarks.on_gpu.rows import Row, Settings, missing
-from ringcoll.bench import DTYPES, as_size, summarize
 from ringcoll.errors import MissingExtraError
-from ringcoll.reduction import TORCH, CupyEngine, Engine, Kernel, c_type, gpu, launch_of, resolve
+from ringcoll.runtime.reduction import (
+    TORCH,
+    CupyEngine,
+    Engine,
+    Kernel,
+    c_type,
+    gpu,
+    launch_of,
+    resolve,
+)
+from ringcoll.tools.bench import DTYPES, as_size, summarize
 
 __all__ = [
     "EVERY_DTYPE",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringcoll.bench import Summary, summarize
+from ringcoll.tools.bench import Summary, summarize
 
 __all__ = ["Ratio", "Timer", "alternate", "host_samples", "paired", "rotation", "timer"]
 

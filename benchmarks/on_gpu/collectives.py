@@ -1,6 +1,6 @@
 """Collectives among processes: several on one GPU, over UCX and gloo; and over NCCL.
 
-The ranks are real processes, and every result is checked to the last bit. `ringcoll.bench.measure`
+The ranks are real processes, and every result is checked to the last bit. `ringcoll.tools.bench.measure`
 takes the times; each turn ends when the GPU has done everything. The columns are the columns of
 nccl-tests. Ranks on one GPU are measured without MPS and, where it can be started, with MPS: the
 column ``MPS`` says which.
@@ -33,8 +33,13 @@ import ringcoll
 from benchmarks.on_gpu import mps
 from benchmarks.on_gpu.bandwidth import copy_bandwidth
 from benchmarks.on_gpu.rows import NOT_RUN, Row, Settings, missing
-from ringcoll.algorithms import find, schedule_of
-from ringcoll.bench import (
+from ringcoll.errors import RingcollError
+from ringcoll.runtime.collectives import communicator
+from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime.machine import TRANSPORT_VARIABLES
+from ringcoll.runtime.operation import Combine, Layout, Move, Plan, Post, compile_plan
+from ringcoll.schedules.algorithms import find, schedule_of
+from ringcoll.tools.bench import (
     AUTO,
     DTYPES,
     NATIVE,
@@ -47,11 +52,6 @@ from ringcoll.bench import (
     on_rank,
     shape,
 )
-from ringcoll.collectives import communicator
-from ringcoll.errors import RingcollError
-from ringcoll.launch import Ranks
-from ringcoll.machine import TRANSPORT_VARIABLES
-from ringcoll.operation import Combine, Layout, Move, Plan, Post, compile_plan
 
 __all__ = ["NCCL", "SHARED", "moved_nbytes", "nccl", "shared", "shared_with_mps"]
 

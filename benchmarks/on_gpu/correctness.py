@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.on_gpu.rows import Row, Settings, missing
-from ringcoll.bench import DTYPES
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError
-from ringcoll.launch import Ranks, rendezvous, report
-from ringcoll.machine import cores
-from ringcoll.reduction import TORCH, Engine, Reduction, gpu, premul_sum, resolve
+from ringcoll.runtime.launch import Ranks, rendezvous, report
+from ringcoll.runtime.machine import cores
+from ringcoll.runtime.reduction import TORCH, Engine, Reduction, gpu, premul_sum, resolve
+from ringcoll.tools.bench import DTYPES
 
 __all__ = [
     "ALL",

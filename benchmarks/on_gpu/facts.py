@@ -15,9 +15,9 @@ import torch.distributed as dist
 from benchmarks.on_gpu import mps
 from benchmarks.on_gpu.rows import Row, Settings
 from ringcoll._version import __version__
-from ringcoll.cli import ask_driver, driver, nccl, output_of, ucx, ucxx
-from ringcoll.machine import cores, cpu
-from ringcoll.reduction import gpu
+from ringcoll.runtime.machine import cores, cpu
+from ringcoll.runtime.reduction import gpu
+from ringcoll.tools.cli import ask_driver, driver, nccl, output_of, ucx, ucxx
 
 __all__ = ["TABLE", "facts"]
 

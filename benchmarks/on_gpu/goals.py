@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.on_gpu import bandwidth, collectives, correctness, host_time, rounding
 from benchmarks.on_gpu.rows import NOT_RUN, Row
-from ringcoll.bench import as_size
+from ringcoll.tools.bench import as_size
 
 __all__ = ["TABLE", "goals"]
 

@@ -10,7 +10,7 @@ import torch
 from benchmarks.on_gpu.clock import host_samples
 from benchmarks.on_gpu.rows import Row, Settings, missing
 from ringcoll.errors import MissingExtraError
-from ringcoll.reduction import TORCH, Engine, gpu, resolve
+from ringcoll.runtime.reduction import TORCH, Engine, gpu, resolve
 
 __all__ = ["LAUNCH", "TABLE", "host_time"]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import ringcoll
 from benchmarks.on_gpu.rows import Row, Settings
-from ringcoll.launch import LocalGroup
-from ringcoll.reduction import UserOp, gpu
+from ringcoll.runtime.launch import LocalGroup
+from ringcoll.runtime.reduction import UserOp, gpu
 
 __all__ = [
     "BFLOAT16_RING",

@@ -21,9 +21,9 @@ from sphinx.pycode import ModuleAnalyzer
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import ringcoll
-from ringcoll.algorithms import algorithms, on_hosts
-from ringcoll.cli import cli
-from ringcoll.pictures import player_page
+from ringcoll.lab.pictures import player_page
+from ringcoll.schedules.algorithms import algorithms, on_hosts
+from ringcoll.tools.cli import cli
 
 ROOT = Path(__file__).parents[2]
 API = ROOT / "docs" / "site" / "api"  # written anew by each build

@@ -1,4 +1,4 @@
-/** The data of a page; ringcoll/pictures/player.py writes them. */
+/** The data of a page; ringcoll/lab/pictures/player.py writes them. */
 
 /** Source, target, chunks as runs ("0-3,7"), and 1 if the target adds the message to its own data. */
 export type MessageData = [number, number, string, 0 | 1];

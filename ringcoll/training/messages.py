@@ -34,11 +34,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives import OwnGroup, as_group, time_limit_s
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine import seconds_of, started
+from ringcoll.runtime.collectives import OwnGroup, as_group, time_limit_s
+from ringcoll.runtime.machine import seconds_of, started
+from ringcoll.runtime.watch import phase, waiting
 from ringcoll.training.model_on_ranks import require
-from ringcoll.watch import phase, waiting
 
 __all__ = ["Arrivals", "Messages", "phase", "tie", "waiting"]  # two of `tracing`, for the door
 

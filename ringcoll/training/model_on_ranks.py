@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringcoll.collectives import as_group
-from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, MismatchError, TrainingError
+from ringcoll.runtime.collectives import as_group
+from ringcoll.runtime.collectives import functions as api
 
 
 def require(

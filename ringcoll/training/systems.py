@@ -28,7 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.collectives import bytes_sent
+from ringcoll.runtime.collectives import bytes_sent
+from ringcoll.runtime.watch import phase, waiting
 from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
 from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
 from ringcoll.training.free.model_averages import Gossip, LocalSGD
@@ -41,7 +42,6 @@ from ringcoll.training.split.context import context_parallel
 from ringcoll.training.split.mesh import Mesh, ParallelTransformer
 from ringcoll.training.split.tensor import tensor_parallel
 from ringcoll.training.task import Task, Transformer, next_token_loss, stages
-from ringcoll.watch import phase, waiting
 
 _MICROBATCHES = 4
 _EVERY = 8  # steps between two meetings

@@ -9,10 +9,7 @@ from math import isqrt, log
 
 import pytest
 
-from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
-from ringcoll.algorithms.recursive import Fold
-from ringcoll.cost import lower_bound
-from ringcoll.schedule import (
+from ringcoll.schedules import (
     Buffer,
     Copy,
     Operation,
@@ -26,6 +23,9 @@ from ringcoll.schedule import (
     primitives,
     verify,
 )
+from ringcoll.schedules.algorithms import Algorithm, algorithms, find, schedule_of
+from ringcoll.schedules.algorithms.recursive import Fold
+from ringcoll.schedules.cost import lower_bound
 from tests.cases.algorithms import EVERY, each_on, name_of, worlds_of
 
 WORLDS = (*range(1, 18), 24, 27, 33, 64)

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from ringcoll.algorithms import binary_tree, schedule_of
-from ringcoll.schedule import RecvReduce, verify
+from ringcoll.schedules import RecvReduce, verify
+from ringcoll.schedules.algorithms import binary_tree, schedule_of
 
 # Every shape up to six levels, and both sides of the powers of two above them.
 WORLDS = (*range(2, 66), 100, 127, 128, 129, 255, 256, 257, 300)

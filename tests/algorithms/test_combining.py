@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import find, on_hosts, schedule_of
-from ringcoll.algorithms.bruck import digits_of
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import Proof, Schedule, Send, verify
+from ringcoll.schedules import Proof, Schedule, Send, verify
+from ringcoll.schedules.algorithms import find, on_hosts, schedule_of
+from ringcoll.schedules.algorithms.bruck import digits_of
 
 
 def proof_of(name: str, k: int) -> Proof:

@@ -13,18 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import (
-    Algorithm,
-    algorithms,
-    find,
-    on_hosts,
-    register,
-    schedule_of,
-    unregister,
-)
-from ringcoll.algorithms.hierarchical import Hosts, layout_of
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import (
+from ringcoll.schedules import (
     Program,
     Proof,
     Schedule,
@@ -39,6 +29,16 @@ from ringcoll.schedule import (
     tmp,
     verify,
 )
+from ringcoll.schedules.algorithms import (
+    Algorithm,
+    algorithms,
+    find,
+    on_hosts,
+    register,
+    schedule_of,
+    unregister,
+)
+from ringcoll.schedules.algorithms.hierarchical import Hosts, layout_of
 
 ENTRY = find("all_reduce", "hierarchical")
 OF_BLOCKS = [find(collective, "hierarchical") for collective in ("all_gather", "reduce_scatter")]

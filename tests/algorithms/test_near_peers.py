@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from ringcoll.algorithms import algorithms, schedule_of
-from ringcoll.algorithms.exchanges import Rounds, exchange_vectors, swing, tripling
-from ringcoll.schedule import CONTRACTS, Schedule, packed_chunks, verify
+from ringcoll.schedules import CONTRACTS, Schedule, packed_chunks, verify
+from ringcoll.schedules.algorithms import algorithms, schedule_of
+from ringcoll.schedules.algorithms.exchanges import Rounds, exchange_vectors, swing, tripling
 from tests.cases.messages import distances, far_traffic, messages_of
 
 POWERS = (2, 4, 8, 16, 32, 64)

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from ringcoll.algorithms import find, schedule_of
-from ringcoll.algorithms.parallel_trees import all_shifts, rounds
-from ringcoll.schedule import count, packed_chunks
+from ringcoll.schedules import count, packed_chunks
+from ringcoll.schedules.algorithms import find, schedule_of
+from ringcoll.schedules.algorithms.parallel_trees import all_shifts, rounds
 from tests.cases.messages import distances, far_traffic, messages_of
 
 WORLDS = (2, 3, 4, 5, 7, 8, 13, 33, 64)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import find, schedule_of
-from ringcoll.algorithms.circulant import base_block, distances, received, sent
-from ringcoll.cost import wavefront_counts
 from ringcoll.errors import UnknownAlgorithmError
-from ringcoll.schedule import verify
+from ringcoll.schedules import verify
+from ringcoll.schedules.algorithms import find, schedule_of
+from ringcoll.schedules.algorithms.circulant import base_block, distances, received, sent
+from ringcoll.schedules.cost import wavefront_counts
 
 # --- blocks -------------------------------------------------------------------------------
 

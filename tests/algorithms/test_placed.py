@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringcoll
-from ringcoll.algorithms import algorithms, find, order_in_text, register, unregister
-from ringcoll.cost import in_text, parse_rules
 from ringcoll.errors import (
     ArgumentError,
     RulesError,
@@ -20,7 +18,9 @@ from ringcoll.errors import (
     UnknownAlgorithmError,
     UnsupportedWorldSizeError,
 )
-from ringcoll.schedule import Send, contract, tally_of, verify
+from ringcoll.schedules import Send, contract, tally_of, verify
+from ringcoll.schedules.algorithms import algorithms, find, order_in_text, register, unregister
+from ringcoll.schedules.cost import in_text, parse_rules
 from tests.cases.effort import effort
 
 

@@ -10,17 +10,16 @@ from math import ceil, log2
 import pytest
 import torch
 
-from ringcoll.algorithms import Algorithm, algorithms, find, order_of, schedule_of
-from ringcoll.cost import lower_bound
 from ringcoll.errors import (
     ArgumentError,
     ScheduleError,
     UnknownAlgorithmError,
     VerificationError,
 )
-from ringcoll.formats import to_msccl, to_mscclpp
-from ringcoll.reduction import predicted_result
-from ringcoll.schedule import (
+from ringcoll.lab.formats import to_msccl, to_mscclpp
+from ringcoll.lab.search import demand_of
+from ringcoll.runtime.reduction import predicted_result
+from ringcoll.schedules import (
     OperandOrder,
     Program,
     Schedule,
@@ -34,8 +33,9 @@ from ringcoll.schedule import (
     send,
     verify,
 )
-from ringcoll.search import demand_of
-from ringcoll.testing import given_collective
+from ringcoll.schedules.algorithms import Algorithm, algorithms, find, order_of, schedule_of
+from ringcoll.schedules.cost import lower_bound
+from ringcoll.tools.testing import given_collective
 
 PREFIXES = tuple(entry for name in ("scan", "exscan") for entry in algorithms(name, variants=True))
 every_prefix = pytest.mark.parametrize(

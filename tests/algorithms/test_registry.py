@@ -10,7 +10,27 @@ from typing import Any
 
 import pytest
 
-from ringcoll.algorithms import (
+from ringcoll.errors import (
+    RulesError,
+    ScheduleError,
+    UnknownAlgorithmError,
+    UnsupportedWorldSizeError,
+    VerificationError,
+)
+from ringcoll.schedules import (
+    CONTRACTS,
+    OperandOrder,
+    Program,
+    Schedule,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    send,
+    verify,
+)
+from ringcoll.schedules.algorithms import (
     ALIASES,
     Algorithm,
     Cost,
@@ -27,26 +47,13 @@ from ringcoll.algorithms import (
     unregister,
     where_possible,
 )
-from ringcoll.cost import LinkCosts, Table, choose, crowded_parameters, parse_rules, predictions
-from ringcoll.errors import (
-    RulesError,
-    ScheduleError,
-    UnknownAlgorithmError,
-    UnsupportedWorldSizeError,
-    VerificationError,
-)
-from ringcoll.schedule import (
-    CONTRACTS,
-    OperandOrder,
-    Program,
-    Schedule,
-    Step,
-    copy,
-    inp,
-    out,
-    recv,
-    send,
-    verify,
+from ringcoll.schedules.cost import (
+    LinkCosts,
+    Table,
+    choose,
+    crowded_parameters,
+    parse_rules,
+    predictions,
 )
 
 EVERY = tuple(algorithms())
@@ -359,7 +366,7 @@ def test_only_the_librarys_own_entries_count_as_built_in(is_wrapped: bool) -> No
     chosen = find("all_reduce", "direct") if is_wrapped else before
     again = register("all_reduce", "ring", chunks=chosen.chunks, slots=chosen.slots)
     again(traced if is_wrapped else before.program)
-    assert find("all_reduce", "ring").program.__module__ == "ringcoll.algorithms.ring"
+    assert find("all_reduce", "ring").program.__module__ == "ringcoll.schedules.algorithms.ring"
     for name in ("ring", "ring+two_shot", "two_shot+ring", "two_shot+ring+two_shot"):
         assert not find("all_reduce", name).built_in, name
     assert find("all_reduce", "two_shot+two_shot").built_in

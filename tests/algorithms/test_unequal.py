@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringcoll
-from ringcoll.algorithms import find, schedule_of
-from ringcoll.algorithms.unequal import _powers
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import Proof, Send, Written, verify
-from ringcoll.simulation import Link, Topology, crossbar, simulate
+from ringcoll.lab.simulation import Link, Topology, crossbar, simulate
+from ringcoll.schedules import Proof, Send, Written, verify
+from ringcoll.schedules.algorithms import find, schedule_of
+from ringcoll.schedules.algorithms.unequal import _powers
 
 NAMES = ("optcc", "stragglar", "r2ccl")
 HALF = Fraction(1, 2)

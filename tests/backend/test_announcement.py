@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.backend import process_group as backend
-from ringcoll.collectives import communicator
 from ringcoll.errors import RingcollError
-from ringcoll.machine import served
-from ringcoll.watch import announce
+from ringcoll.runtime.collectives import communicator
+from ringcoll.runtime.machine import served
+from ringcoll.runtime.watch import announce
+from ringcoll.training.backend import process_group as backend
 from tests.programs.started import run_program, started
 from tests.programs.threads import together
 from tests.programs.warm import WarmProgram

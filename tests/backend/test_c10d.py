@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.backend import ProcessGroup
-from ringcoll.backend.c10d import METHODS, Method
-from ringcoll.collectives import functions
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule import CONTRACTS
+from ringcoll.runtime.collectives import functions
+from ringcoll.schedules import CONTRACTS
+from ringcoll.training.backend import ProcessGroup
+from ringcoll.training.backend.c10d import METHODS, Method
 
 A, B, C = (torch.tensor([number]) for number in (1, 2, 3))
 LIMIT = timedelta(seconds=7)

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ringcoll import Options, testing
-from ringcoll.backend import ProcessGroup
 from ringcoll.errors import ArgumentError, TransportError
-from ringcoll.transport import nccl
+from ringcoll.runtime.transport import nccl
+from ringcoll.training.backend import ProcessGroup
 from tests.fakes.second_device import Elsewhere
 from tests.programs import device_maps
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ringcoll import testing
-from ringcoll.launch import RankError, Ranks
+from ringcoll.runtime.launch import RankError, Ranks
 from tests.programs import backend_faults
 from tests.programs.faults import Caught
 

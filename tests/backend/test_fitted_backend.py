@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.machine import write_fit
-from ringcoll.search import fit
-from ringcoll.simulation import topology_from_text
+from ringcoll.lab.search import fit
+from ringcoll.lab.simulation import topology_from_text
+from ringcoll.runtime.machine import write_fit
 from tests.programs import fitted
 
 pytestmark = pytest.mark.processes

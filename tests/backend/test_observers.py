@@ -17,9 +17,9 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import ringcoll
-from ringcoll.backend import process_group
 from ringcoll.errors import ArgumentError
-from ringcoll.machine import observers
+from ringcoll.runtime.machine import observers
+from ringcoll.training.backend import process_group
 from tests.programs.threads import together
 
 

@@ -17,17 +17,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import ringcoll
-from ringcoll.backend import point_to_point
-from ringcoll.backend import process_group as backend
-from ringcoll.backend.point_to_point import PointToPointWork
 from ringcoll.errors import (
     ArgumentError,
     CollectiveTimeoutError,
     PeerLostError,
     TransportError,
 )
-from ringcoll.transport import streams
-from ringcoll.watch import flight_recorder, read_record, report, waits
+from ringcoll.runtime.transport import streams
+from ringcoll.runtime.watch import flight_recorder, read_record, report, waits
+from ringcoll.training.backend import point_to_point
+from ringcoll.training.backend import process_group as backend
+from ringcoll.training.backend.point_to_point import PointToPointWork
 from tests.fakes import fake_nccl
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.second_device import FIRST, Elsewhere

@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 
 from ringcoll import Options, testing
-from ringcoll.algorithms import algorithms
-from ringcoll.backend import process_group as backend
-from ringcoll.backend.process_group import ProcessGroup, _CoalescedWork
 from ringcoll.errors import (
     ArgumentError,
     RulesError,
     UnknownAlgorithmError,
     UnsupportedWorldSizeError,
 )
-from ringcoll.group import Work
+from ringcoll.runtime.group import Work
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.training.backend import process_group as backend
+from ringcoll.training.backend.process_group import ProcessGroup, _CoalescedWork
 from tests.programs import backend_calls
 from tests.programs.threads import together
 

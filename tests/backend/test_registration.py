@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
         "import ringcoll, torch.distributed as dist",
         "import torch.distributed as dist, ringcoll",
         "import torch, ringcoll; import torch.distributed as dist",
-        "import torch.distributed as dist; from ringcoll.backend import registration;"
+        "import torch.distributed as dist; from ringcoll.training.backend import registration;"
         "registration.register(); registration.register()",
     ],
 )
@@ -81,9 +81,11 @@ def test_the_name_alone_is_enough_where_the_package_is_installed(tmp_path: Path)
     )
     assert (done.returncode, done.stderr) == (0, "")
     imported, module = done.stdout.splitlines()
-    assert "ringcoll.backend.registration" in imported
-    for large in ("process_group", "ringcoll.collectives", "ringcoll.group"):
+    assert "ringcoll.training.backend.registration" in imported
+    for large in ("process_group", "ringcoll.runtime.collectives", "ringcoll.runtime.group"):
         assert large not in imported
     machine = re.findall(r"ringcoll\.machine[\w.]*", imported)
-    assert machine == [f"ringcoll.machine{part}" for part in ("", ".observers", ".settings")]
-    assert module == "ringcoll.backend.process_group"
+    assert machine == [
+        f"ringcoll.runtime.machine{part}" for part in ("", ".observers", ".settings")
+    ]
+    assert module == "ringcoll.training.backend.process_group"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.launch import Ranks
+from ringcoll.runtime.launch import Ranks
 from tests.programs import restarts
 from tests.programs.started import run_program, started
 from tests.programs.warm import WarmProgram

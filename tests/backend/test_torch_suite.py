@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.launch import RankError, rendezvous
+from ringcoll.runtime.launch import RankError, rendezvous
 from tests.programs.torch_suite import (
     LIMIT_S,
     PASSED,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringcoll.launch import RankError, Ranks
+from ringcoll.runtime.launch import RankError, Ranks
 from tests.programs.users.harness import differences, loaded, run_alone, run_program
 from tests.programs.users.table import FAMILIES, TABLE
 

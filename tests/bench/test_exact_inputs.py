@@ -6,9 +6,9 @@ import operator
 import pytest
 import torch
 
-from ringcoll.bench import DTYPES, Oracle, count_wrong, spoil
-from ringcoll.bench.measure import _defined
-from ringcoll.reduction import OPERATORS
+from ringcoll.runtime.reduction import OPERATORS
+from ringcoll.tools.bench import DTYPES, Oracle, count_wrong, spoil
+from ringcoll.tools.bench.measure import _defined
 
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.is_floating_point]
 PAIRS = [(dtype, op) for dtype in DTYPES for op in OPERATORS if _defined(dtype, op)]

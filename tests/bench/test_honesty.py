@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.bench import BenchRequest, Meeting, alternate, caller, on_rank
+from ringcoll.tools.bench import BenchRequest, Meeting, alternate, caller, on_rank
 
-module: Any = import_module("ringcoll.bench.measure")
-rounds: Any = import_module("ringcoll.bench.rounds")
+module: Any = import_module("ringcoll.tools.bench.measure")
+rounds: Any = import_module("ringcoll.tools.bench.rounds")
 
 
 class Clock:

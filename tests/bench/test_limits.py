@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ringcoll import testing
-from ringcoll.bench import (
+from ringcoll.tools.bench import (
     LIMITS,
     BenchRequest,
     Result,
@@ -21,8 +21,8 @@ from ringcoll.bench import (
     exchanged_nbytes,
     on_rank,
 )
-from ringcoll.cli import cli
-from ringcoll.cli.blocks import limit_lines
+from ringcoll.tools.cli import cli
+from ringcoll.tools.cli.blocks import limit_lines
 
 
 @pytest.mark.parametrize(

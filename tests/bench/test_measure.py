@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ringcoll.algorithms import algorithms
-from ringcoll.bench import BenchRequest, Result, Workload, on_rank, shape
-from ringcoll.machine import UserModule
-from ringcoll.schedule import CONTRACTS, contract
+from ringcoll.runtime.machine import UserModule
+from ringcoll.schedules import CONTRACTS, contract
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.tools.bench import BenchRequest, Result, Workload, on_rank, shape
 from tests.fakes import wrong_algorithm
 
 pytestmark = pytest.mark.processes

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import ringcoll
-from ringcoll.bench import probe_pairs
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.launch import RankError, Ranks
-from ringcoll.simulation import Measurements, topology_from_text, topology_of
-from ringcoll.transport import Hub
+from ringcoll.lab.simulation import Measurements, topology_from_text, topology_of
+from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.runtime.transport import Hub
+from ringcoll.tools.bench import probe_pairs
 from tests.fakes.network import NetworkHub
 from tests.programs import several_hosts
 from tests.programs.threads import together

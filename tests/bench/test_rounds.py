@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.bench import (
+from ringcoll.errors import ArgumentError
+from ringcoll.tools.bench import (
     DTYPES,
     LIMITS,
     SHARED,
@@ -25,12 +26,11 @@ from ringcoll.bench import (
     measure,
     turn_seconds,
 )
-from ringcoll.bench.measure import _Bench, _defined, _settled, _several
-from ringcoll.bench.rounds import _more_rounds, _one_round, _turns
-from ringcoll.errors import ArgumentError
+from ringcoll.tools.bench.measure import _Bench, _defined, _settled, _several
+from ringcoll.tools.bench.rounds import _more_rounds, _one_round, _turns
 
-module: Any = import_module("ringcoll.bench.measure")
-rounds: Any = import_module("ringcoll.bench.rounds")
+module: Any = import_module("ringcoll.tools.bench.measure")
+rounds: Any = import_module("ringcoll.tools.bench.rounds")
 
 
 class Clock:

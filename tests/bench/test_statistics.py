@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcoll.bench import algbw, busbw, spread_in_words, summarize
+from ringcoll.tools.bench import algbw, busbw, spread_in_words, summarize
 
 
 def test_hand_computed_statistics():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.bench import (
+from ringcoll.tools.bench import (
     BenchRequest,
     Result,
     Timing,
@@ -17,7 +17,7 @@ from ringcoll.bench import (
     document,
     environment,
 )
-from ringcoll.cli import blocks
+from ringcoll.tools.cli import blocks
 
 DEVICE = {
     "rank": 0, "group": 0, "pid": 1234, "hostname": "host", "device": 0, "device_kind": "cpu",

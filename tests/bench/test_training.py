@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from ringcoll import testing
-from ringcoll.bench import Meeting
-from ringcoll.bench.training import NATIVE_TRAINER, Contender, _compare
+from ringcoll.tools.bench import Meeting
+from ringcoll.tools.bench.training import NATIVE_TRAINER, Contender, _compare
 
 
 def runner(contender: Contender, parameters: list[float]) -> Any:

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from ringcoll.bench import TimeSpan, draw_losses, loss_curves, memory_bars, pipeline_grid, timeline
 from ringcoll.errors import ArgumentError
+from ringcoll.tools.bench import (
+    TimeSpan,
+    draw_losses,
+    loss_curves,
+    memory_bars,
+    pipeline_grid,
+    timeline,
+)
 from ringcoll.training import SCHEDULES, Kind, ModelStates, bubble, grid
 
 CURVES = {

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
-from ringcoll.bench.tuner import Finding, TuningPlan, promising, rules_from, workloads
-from ringcoll.cli import cli
-from ringcoll.collectives import groups
-from ringcoll.cost import choose, crowded_parameters, predictions
-from ringcoll.group.agreement import agree
-from ringcoll.launch import Ranks, rendezvous
-from ringcoll.machine import read
-from ringcoll.transport import costs_of, resolved
+from ringcoll.runtime.collectives import groups
+from ringcoll.runtime.group.agreement import agree
+from ringcoll.runtime.launch import Ranks, rendezvous
+from ringcoll.runtime.machine import read
+from ringcoll.runtime.transport import costs_of, resolved
+from ringcoll.schedules.cost import choose, crowded_parameters, predictions
+from ringcoll.tools.bench.tuner import Finding, TuningPlan, promising, rules_from, workloads
+from ringcoll.tools.cli import cli
 
 pytestmark = pytest.mark.processes
 

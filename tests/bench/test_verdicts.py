@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from ringcoll.bench import (
+from ringcoll.errors import MissingExtraError
+from ringcoll.tools.bench import (
     EVEN,
     Result,
     Timing,
@@ -16,7 +17,6 @@ from ringcoll.bench import (
     sentences,
     speed_against,
 )
-from ringcoll.errors import MissingExtraError
 
 
 def result(name, nbytes, *microseconds, wrong=0, refused=None, scouted=False):

@@ -35,10 +35,10 @@ from benchmarks.on_gpu import (
 )
 from benchmarks.on_gpu.rows import NOT_RUN, Row, Settings
 from benchmarks.on_gpu.stages import MOST_S, STAGES, USUAL
-from ringcoll.bench import DTYPES, summarize
-from ringcoll.cli import cli
 from ringcoll.errors import MissingExtraError, RingcollError
-from ringcoll.reduction import TORCH, gpu, resolve
+from ringcoll.runtime.reduction import TORCH, gpu, resolve
+from ringcoll.tools.bench import DTYPES, summarize
+from ringcoll.tools.cli import cli
 from tests.fakes.host_kernels import COMPILER, HOST_STREAM, HostEngine
 from tests.programs.started import run_program
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results, simgrid
-from ringcoll.algorithms import schedule_of
+from ringcoll.schedules.algorithms import schedule_of
 from tests.programs.started import run_program
 from tests.programs.warm import ProgramWithWarmRanks
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.algorithms import Algorithm, algorithms, unregister
+from ringcoll.schedules.algorithms import Algorithm, algorithms, unregister
 
 __all__ = ["EVERY", "each_on", "name_of", "registered_meanwhile", "worlds_of"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from ringcoll.launch import Ranks
+from ringcoll.runtime.launch import Ranks
 from tests.cases.calls import STYLES, Case
 from tests.cases.strategies import cases
 from tests.programs.ranks import GROUPS, Outcome, run_batch

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import UserOp, premul_sum
-from ringcoll.schedule import contract
-from ringcoll.testing import Expected, bits, inputs, mismatch
+from ringcoll.schedules import contract
+from ringcoll.tools.testing import Expected, bits, inputs, mismatch
 from tests.cases.reference import moved, reduced
 
 __all__ = [

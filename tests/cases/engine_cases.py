@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ringcoll.reduction import (
+from ringcoll.runtime.reduction import (
     MOST_SOURCES,
     TORCH,
     CupyEngine,
@@ -21,7 +21,7 @@ from ringcoll.reduction import (
     launch_of,
     resolve,
 )
-from ringcoll.testing import inputs as data
+from ringcoll.tools.testing import inputs as data
 from tests.cases.kernel_checks import bits
 from tests.cases.strategies import operators
 

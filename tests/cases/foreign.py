@@ -1,6 +1,6 @@
 """Other systems' programs, run here as their own executors run them: thread blocks in any order.
 
-Written from the sources of those executors, and not from `ringcoll.formats`: it proves what is
+Written from the sources of those executors, and not from `ringcoll.lab.formats`: it proves what is
 written. Each element of memory is a multiset of (rank, index of the input); a thread block does its
 next step if what it waits for is there, and chance decides which block is next.
 """

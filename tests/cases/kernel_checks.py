@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.on_gpu.correctness import numbers
-from ringcoll.reduction import Kernel
+from ringcoll.runtime.reduction import Kernel
 from tests.cases.kernel_table import NARROW, UNSIGNED, on_the_wire, widening
 
 __all__ = [

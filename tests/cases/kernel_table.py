@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from ringcoll.reduction import Kernel, c_type
+from ringcoll.runtime.reduction import Kernel, c_type
 
 __all__ = [
     "COMPLEX",

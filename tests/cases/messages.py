@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from ringcoll.schedule import Schedule, Send, chunks_of_data
+from ringcoll.schedules import Schedule, Send, chunks_of_data
 
 __all__ = ["Message", "distances", "far_traffic", "messages_of"]
 

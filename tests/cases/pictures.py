@@ -1,7 +1,7 @@
 """What a trace has to be, whatever was traced: valid, whole, and the schedule's messages.
 
-Written from the description of the format and from `ringcoll.schedule.ir`; nothing of
-`ringcoll.tracing` is used.
+Written from the description of the format and from `ringcoll.schedules.ir`; nothing of
+`ringcoll.tools.tracing` is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import isclose
 from typing import Any
 
-from ringcoll.schedule import Schedule, Send, contract
+from ringcoll.schedules import Schedule, Send, contract
 
 __all__ = ["PictureError", "check", "check_schedule", "messages"]
 

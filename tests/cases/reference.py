@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ringcoll.testing import Expected
+from ringcoll.tools.testing import Expected
 
 __all__ = ["moved", "reduced", "work_dtype"]
 

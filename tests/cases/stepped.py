@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
-from ringcoll.operation import BoundInstruction, Posting, Reading, Wait
-from ringcoll.transport import Handle, Hub, LocalTransport, Message
-from ringcoll.transport.local import Half
+from ringcoll.runtime.operation import BoundInstruction, Posting, Reading, Wait
+from ringcoll.runtime.transport import Handle, Hub, LocalTransport, Message
+from ringcoll.runtime.transport.local import Half
 
 
 class RandomHub(Hub):

@@ -8,11 +8,11 @@ from random import Random
 import torch
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import algorithms, find, proved_schedule
 from ringcoll.errors import RingcollError
-from ringcoll.reduction import as_operator
-from ringcoll.schedule import OperandOrder, contract
-from ringcoll.testing import inputs as data
+from ringcoll.runtime.reduction import as_operator
+from ringcoll.schedules import OperandOrder, contract
+from ringcoll.schedules.algorithms import algorithms, find, proved_schedule
+from ringcoll.tools.testing import inputs as data
 from tests.cases.calls import STYLES, USER_OPS, Case
 
 __all__ = ["cases", "operators"]

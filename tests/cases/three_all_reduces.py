@@ -1,8 +1,6 @@
 """Three all-reduce algorithms of a user, each in at most 20 lines; nothing else knows of them."""
 
-from ringcoll.algorithms import register
-from ringcoll.algorithms.direct import direct_reduce_scatter
-from ringcoll.schedule import (
+from ringcoll.schedules import (
     OperandOrder,
     Program,
     Step,
@@ -14,6 +12,8 @@ from ringcoll.schedule import (
     send,
     tmp,
 )
+from ringcoll.schedules.algorithms import register
+from ringcoll.schedules.algorithms.direct import direct_reduce_scatter
 
 
 @register("all_reduce", "line", pipelined=True, order=OperandOrder.LEFT_TO_RIGHT)

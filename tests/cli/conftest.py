@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ringcoll.algorithms import algorithms, register, unregister
-from ringcoll.algorithms.ring import all_gather_phase, ring_all_reduce
-from ringcoll.cli import cli
-from ringcoll.machine import files
-from ringcoll.schedule import Program, Step, copy, inp, out, recv, send
+from ringcoll.runtime.machine import files
+from ringcoll.schedules import Program, Step, copy, inp, out, recv, send
+from ringcoll.schedules.algorithms import algorithms, register, unregister
+from ringcoll.schedules.algorithms.ring import all_gather_phase, ring_all_reduce
+from ringcoll.tools.cli import cli
 
 Run = Callable[..., Result]
 

@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from ringcoll import __version__
-from ringcoll.cli.app import COMMANDS, INTERRUPTED, SECTIONS, SETTINGS, DescribedCommand, cli
+from ringcoll.tools.cli.app import COMMANDS, INTERRUPTED, SECTIONS, SETTINGS, DescribedCommand, cli
 
 CHEAP = (
     "list",
@@ -225,7 +225,7 @@ def test_what_needs_no_tensors_runs_without_torch(words):
         "import sys",
         "sys.modules['torch'] = None",
         f"sys.argv = ['ringcoll', *{words}]",
-        "from ringcoll.cli import main",
+        "from ringcoll.tools.cli import main",
         "main()",
     )
     assert (result.returncode, result.stderr) == (0, "")
@@ -238,7 +238,7 @@ def test_help_imports_nothing_that_takes_long():
     result = call(
         "import sys",
         "sys.argv = ['ringcoll', '--help']",
-        "from ringcoll.cli import main",
+        "from ringcoll.tools.cli import main",
         "try:",
         "    main()",
         "finally:",
@@ -251,7 +251,7 @@ def test_help_imports_nothing_that_takes_long():
 def test_the_library_imports_nothing_of_the_command_line():
     result = call(
         "import sys, ringcoll",
-        "print(sorted({'click', 'rich', 'ringcoll.cli', 'matplotlib'} & set(sys.modules)))",
+        "print(sorted({'click', 'rich', 'ringcoll.tools.cli', 'matplotlib'} & set(sys.modules)))",
     )
     assert (result.stdout, result.stderr) == ("[]\n", "")
 

@@ -16,11 +16,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ringcoll import bench as lab
-from ringcoll import launch
-from ringcoll.bench import device, oversubscribed, reports
-from ringcoll.cli import cli, measuring
-from ringcoll.cli.app import INTERRUPTED
+from ringcoll.runtime import launch
+from ringcoll.tools import bench as lab
+from ringcoll.tools.bench import device, oversubscribed, reports
+from ringcoll.tools.cli import cli, measuring
+from ringcoll.tools.cli.app import INTERRUPTED
 from tests.fakes import wrong_algorithm
 from tests.programs.started import of_session, run_program, started
 from tests.programs.warm import ProgramWithWarmRanks
@@ -247,7 +247,9 @@ def test_without_matplotlib_nothing_is_measured(monkeypatch):
 
 
 def ringcoll(*words, **options):
-    return run_program(sys.executable, "-m", "ringcoll.cli", *words, env=ENVIRONMENT, **options)
+    return run_program(
+        sys.executable, "-m", "ringcoll.tools.cli", *words, env=ENVIRONMENT, **options
+    )
 
 
 @pytest.mark.slow
@@ -272,7 +274,7 @@ def test_an_imported_algorithm_that_is_wrong(words, said):
 def test_under_torchrun_only_rank_0_prints():
     done = run_program(
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "ringcoll.cli", "bench", "all_reduce", "-b", "8", "-e", "64", "-f", "8", "-n", "2",
+        "-m", "ringcoll.tools.cli", "bench", "all_reduce", "-b", "8", "-e", "64", "-f", "8", "-n", "2",
         "--json",
         env=ENVIRONMENT,
     )  # fmt: skip
@@ -307,7 +309,7 @@ def test_interrupt_leaves_no_process(moment):
     seen = bytearray()
     reader = threading.Thread(target=read_all, args=(terminal, seen))
     reader.start()
-    command = ["ringcoll.cli", "bench", "--vs", "native", "--seconds", "600"]
+    command = ["ringcoll.tools.cli", "bench", "--vs", "native", "--seconds", "600"]
     try:
         with started(
             sys.executable, "-m", *command,

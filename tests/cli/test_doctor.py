@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ringcoll.cli import doctor
-from ringcoll.cost import LinkCosts, Table, crowded_parameters
 from ringcoll.errors import MissingExtraError
-from ringcoll.machine import cores, settings, tuning
-from ringcoll.transport import catalogue, ucx
-from ringcoll.transport.shared import memory as shared_memory
+from ringcoll.runtime.machine import cores, settings, tuning
+from ringcoll.runtime.transport import catalogue, ucx
+from ringcoll.runtime.transport.shared import memory as shared_memory
+from ringcoll.schedules.cost import LinkCosts, Table, crowded_parameters
+from ringcoll.tools.cli import doctor
 
 
 @pytest.fixture(autouse=True)

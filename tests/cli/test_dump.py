@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.machine import served
-from ringcoll.watch import FOREIGN, answering
+from ringcoll.runtime.machine import served
+from ringcoll.runtime.watch import FOREIGN, answering
 from tests.cli.conftest import Run
 from tests.programs.started import started
 from tests.programs.warm import WarmProgram
@@ -187,8 +187,8 @@ def test_nothing_is_left_after_the_last_group(run: Run) -> None:
 
 
 def test_processes_of_others_are_not_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringcoll.cli.programs.answering", lambda: [1, 2])
-    monkeypatch.setattr("ringcoll.cli.programs.ask", lambda *_: ({2: "text"}, {1: FOREIGN}))
+    monkeypatch.setattr("ringcoll.tools.cli.programs.answering", lambda: [1, 2])
+    monkeypatch.setattr("ringcoll.tools.cli.programs.ask", lambda *_: ({2: "text"}, {1: FOREIGN}))
     (_, only) = run("dump").stdout.splitlines()
     assert re.match(r"2 +answers what cannot be read", only)
 
@@ -200,9 +200,13 @@ def test_processes_of_others_tell_nothing(
 ) -> None:
     """Neither for the process itself, nor for what has started it."""
     ancestors = {1: {3}}
-    monkeypatch.setattr("ringcoll.cli.programs.answering", lambda: [1, 2])
-    monkeypatch.setattr("ringcoll.cli.programs.ask", lambda *_: ({}, {1: FOREIGN, 2: "is stopped"}))
-    monkeypatch.setattr("ringcoll.cli.programs._ancestors", lambda pid: ancestors.get(pid, set()))
+    monkeypatch.setattr("ringcoll.tools.cli.programs.answering", lambda: [1, 2])
+    monkeypatch.setattr(
+        "ringcoll.tools.cli.programs.ask", lambda *_: ({}, {1: FOREIGN, 2: "is stopped"})
+    )
+    monkeypatch.setattr(
+        "ringcoll.tools.cli.programs._ancestors", lambda pid: ancestors.get(pid, set())
+    )
     result = run("dump", str(target), *more)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "process 1 belongs to another user" in result.stderr
@@ -210,7 +214,7 @@ def test_processes_of_others_tell_nothing(
 
 
 def test_without_processes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringcoll.cli.programs.answering", list)
+    monkeypatch.setattr("ringcoll.tools.cli.programs.answering", list)
     assert run("dump").stdout == "No process of this user has a group of more than one rank.\n"
     result = run("dump", str(os.getpid()))
     assert result.exit_code == 2
@@ -229,5 +233,5 @@ def test_a_folder_without_records(run: Run, tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_torch_is_not_imported() -> None:
     """The command is quick: it is wanted while something hangs."""
-    code = "import sys; sys.modules['torch'] = None; import ringcoll.cli.programs"
+    code = "import sys; sys.modules['torch'] = None; import ringcoll.tools.cli.programs"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)

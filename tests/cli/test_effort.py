@@ -6,17 +6,17 @@ import re
 
 import pytest
 
-from ringcoll.algorithms import find, schedule_of
 from ringcoll.errors import (
     ArgumentError,
     TooLargeError,
     UnknownAlgorithmError,
     UnsupportedWorldSizeError,
 )
-from ringcoll.launch import Ranks
-from ringcoll.schedule import Schedule, Step, check_work, tally_of, verify
-from ringcoll.search import synthesize
-from ringcoll.simulation import crossbar, ring, simulate, topology_from_text
+from ringcoll.lab.search import synthesize
+from ringcoll.lab.simulation import crossbar, ring, simulate, topology_from_text
+from ringcoll.runtime.launch import Ranks
+from ringcoll.schedules import Schedule, Step, check_work, tally_of, verify
+from ringcoll.schedules.algorithms import find, schedule_of
 from tests.cli.conftest import Run
 
 

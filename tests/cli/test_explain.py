@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ringcoll.cost import Table, crowded_parameters, parse_rules
-from ringcoll.machine import Tuned, update
-from ringcoll.transport import costs_of
+from ringcoll.runtime.machine import Tuned, update
+from ringcoll.runtime.transport import costs_of
+from ringcoll.schedules.cost import Table, crowded_parameters, parse_rules
 
 
 @pytest.fixture(autouse=True)

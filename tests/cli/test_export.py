@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
-from ringcoll.formats import from_msccl, from_mscclpp, to_msccl
-from ringcoll.schedule import Schedule
+from ringcoll.lab.formats import from_msccl, from_mscclpp, to_msccl
+from ringcoll.schedules import Schedule
+from ringcoll.schedules.algorithms import schedule_of
 from tests.cli.conftest import Run
 
 

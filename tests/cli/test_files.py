@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.bench import plot
-from ringcoll.cli.output import print_json
-from ringcoll.machine import json_text
+from ringcoll.runtime.machine import json_text
+from ringcoll.tools.bench import plot
+from ringcoll.tools.cli.output import print_json
 from tests.cli.conftest import Run
 
 WRITERS = (
@@ -100,7 +100,7 @@ def test_an_output_that_nobody_takes(words: str, ending: str) -> None:
     os.close(reader)
     with open("/dev/full", "wb") as full:  # noqa: PTH123
         result = subprocess.run(
-            [sys.executable, "-m", "ringcoll.cli", *words.split()],
+            [sys.executable, "-m", "ringcoll.tools.cli", *words.split()],
             stdout=full if ending == "full" else writer,
             stderr=subprocess.PIPE,
             check=False,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ringcoll.cli.app import cli
 from ringcoll.errors import TooLargeError
-from ringcoll.machine import read_fit
-from ringcoll.search import Fit, fit
+from ringcoll.lab.search import Fit, fit
+from ringcoll.runtime.machine import read_fit
+from ringcoll.tools.cli.app import cli
 
 SLOW = "\n".join(f"{rank} -- {(rank + 1) % 6}  {0.1 if rank == 5 else 1}  1" for rank in range(6))
 
@@ -134,7 +134,7 @@ def test_what_is_too_large_is_named_and_the_others_are_fitted(
             raise TooLargeError(f"{collective} has too many messages", most=0)
         return fit(collective, *arguments, **options)
 
-    monkeypatch.setattr("ringcoll.cli.search.fit", fit_small)
+    monkeypatch.setattr("ringcoll.tools.cli.search.fit", fit_small)
     words = ("--graph", str(graph), "--sizes", "64M", "-o", str(file))
     code, text = run("all_to_all", "reduce_scatter", *small, *words)
     assert "all_to_all has too many messages" in text

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ringcoll.bench import OVER_RANKS
-from ringcoll.cli import measuring, train, tune
+from ringcoll.tools.bench import OVER_RANKS
+from ringcoll.tools.cli import measuring, train, tune
 from tests.cli.conftest import Run
 
 

@@ -10,8 +10,8 @@ import sys
 import click
 import pytest
 
-from ringcoll.cli import cli
-from ringcoll.cli.app import COMMANDS
+from ringcoll.tools.cli import cli
+from ringcoll.tools.cli.app import COMMANDS
 from tests.cli.conftest import Run
 
 LETTERS = {
@@ -80,7 +80,7 @@ def test_no_page_of_help_imports_torch() -> None:
 import json, sys
 sys.modules["torch"] = None
 from click.testing import CliRunner
-from ringcoll.cli import cli
+from ringcoll.tools.cli import cli
 pages = {name: CliRunner().invoke(cli, [name, "--help"]) for name in sys.argv[1:]}
 print(json.dumps({name: repr(page.exception) for name, page in pages.items() if page.exit_code}))
 """

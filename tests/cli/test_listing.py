@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ringcoll.algorithms import Algorithm, algorithms
-from ringcoll.schedule import CONTRACTS
+from ringcoll.schedules import CONTRACTS
+from ringcoll.schedules.algorithms import Algorithm, algorithms
 
 
 def test_every_algorithm_is_listed_with_its_summary(run):

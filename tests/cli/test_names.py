@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from ringcoll.algorithms import schedule_of
 from ringcoll.errors import printable
-from ringcoll.formats import to_msccl, to_mscclpp
-from ringcoll.schedule import Schedule
-from ringcoll.simulation import Link, Topology
+from ringcoll.lab.formats import to_msccl, to_mscclpp
+from ringcoll.lab.simulation import Link, Topology
+from ringcoll.schedules import Schedule
+from ringcoll.schedules.algorithms import schedule_of
 
 Run = Callable[..., Result]
 

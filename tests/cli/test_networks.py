@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
-from ringcoll.cli import measuring
-from ringcoll.cli.networks import is_network_file, network_in
-from ringcoll.search import registered_times
-from ringcoll.simulation import simulate, topology_from_text, topology_named
+from ringcoll.lab.search import registered_times
+from ringcoll.lab.simulation import simulate, topology_from_text, topology_named
+from ringcoll.schedules.algorithms import schedule_of
+from ringcoll.tools.cli import measuring
+from ringcoll.tools.cli.networks import is_network_file, network_in
 from tests.cli.conftest import Run
 
 CLUSTER = """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import find
-from ringcoll.schedule import CONTRACTS
+from ringcoll.schedules import CONTRACTS
+from ringcoll.schedules.algorithms import find
 
 ROOT = Path(__file__).parents[2]
 

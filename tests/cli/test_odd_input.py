@@ -10,10 +10,10 @@ import pytest
 from click.testing import Result
 
 from ringcoll.errors import RulesError, ScheduleError, TooLargeError
-from ringcoll.machine import rules_in
-from ringcoll.schedule import Schedule
-from ringcoll.search import fit, synthesize
-from ringcoll.simulation import crossbar
+from ringcoll.lab.search import fit, synthesize
+from ringcoll.lab.simulation import crossbar
+from ringcoll.runtime.machine import rules_in
+from ringcoll.schedules import Schedule
 
 Run = Callable[..., Result]
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ringcoll.algorithms import register, unregister
-from ringcoll.schedule import Program, Step, contract, inp, out, recv_reduce, send, verify
+from ringcoll.schedules import Program, Step, contract, inp, out, recv_reduce, send, verify
+from ringcoll.schedules.algorithms import register, unregister
 from tests.cases.algorithms import each_on
 
 RING = """\

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ringcoll.cli import output
+from ringcoll.tools.cli import output
 
 TEXT = "The fastest of ringcoll runs at 0.51 times to 2.20 times the speed of native. " * 3
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll import launch
-from ringcoll.cli import measuring
-from ringcoll.cli.options import collective_name, rank_numbers, world_sizes
-from ringcoll.schedule import as_runs
-from ringcoll.transport import catalogue
+from ringcoll.runtime import launch
+from ringcoll.runtime.transport import catalogue
+from ringcoll.schedules import as_runs
+from ringcoll.tools.cli import measuring
+from ringcoll.tools.cli.options import collective_name, rank_numbers, world_sizes
 
 
 @pytest.mark.parametrize(

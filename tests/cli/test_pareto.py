@@ -8,11 +8,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from ringcoll.algorithms import algorithms, find
-from ringcoll.bench import draw_front
-from ringcoll.cli import pareto
-from ringcoll.cost import dominators, lower_bound
-from ringcoll.schedule import CONTRACTS, Counts
+from ringcoll.schedules import CONTRACTS, Counts
+from ringcoll.schedules.algorithms import algorithms, find
+from ringcoll.schedules.cost import dominators, lower_bound
+from ringcoll.tools.bench import draw_front
+from ringcoll.tools.cli import pareto
 
 ONE_PORT = """\
 algorithm           Pareto front                                   rounds  traffic  reduced  at once

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
-from ringcoll.simulation import crossbar, simulate
+from ringcoll.lab.simulation import crossbar, simulate
+from ringcoll.schedules.algorithms import schedule_of
 from tests.cli.conftest import Run
 
 

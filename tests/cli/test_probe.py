@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.simulation import Measurements, topology_from_text, topology_of
+from ringcoll.lab.simulation import Measurements, topology_from_text, topology_of
 from tests.cli.conftest import Run
 from tests.fakes.hosts import Hosts, reason_why_not_slow
 from tests.programs.started import run_program
@@ -59,7 +59,7 @@ def test_under_torchrun_only_rank_0_prints(tmp_path: Path) -> None:
     path = tmp_path / "network.txt"
     done = run_program(
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "ringcoll.cli", "probe", "--seconds", "1", "--json", "-o", str(path),
+        "-m", "ringcoll.tools.cli", "probe", "--seconds", "1", "--json", "-o", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["hosts"] == [0, 0]  # once, and nothing else

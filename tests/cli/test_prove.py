@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ringcoll.algorithms import algorithms, find, schedule_of
-from ringcoll.schedule import as_runs
+from ringcoll.schedules import as_runs
+from ringcoll.schedules.algorithms import algorithms, find, schedule_of
 
 
 def rows(page: str) -> dict[tuple[str, str], list[str]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.machine import process_state
+from ringcoll.runtime.machine import process_state
 
 pytestmark = pytest.mark.processes
 
@@ -29,7 +29,7 @@ print("end", rank, end="")
 """
 _TRAINS = """
 import os, signal, torch, torch.distributed as dist, ringcoll
-from ringcoll import resilient
+from ringcoll.training import resilient
 dist.init_process_group("ringcoll")
 group = resilient.start()
 for step in range(3):
@@ -47,7 +47,7 @@ def run(path: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
     script = path / "script.py"
     script.write_text(code)
     before = words.index("--") if "--" in words else len(words)
-    command = [sys.executable, "-m", "ringcoll.cli", "run", *words[:before], str(script)]
+    command = [sys.executable, "-m", "ringcoll.tools.cli", "run", *words[:before], str(script)]
     return subprocess.run(
         [*command, *words[before + 1 :]], capture_output=True, text=True, timeout=100, check=False
     )
@@ -81,7 +81,7 @@ def test_a_resilient_group_goes_on_without_the_first_rank(tmp_path: Path) -> Non
 def begun(path: Path, code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """A run of one rank, whose output comes through a pipe."""
     path.write_text(code)
-    words = [sys.executable, "-m", "ringcoll.cli", "run", "-k", "1", str(path), *arguments]
+    words = [sys.executable, "-m", "ringcoll.tools.cli", "run", "-k", "1", str(path), *arguments]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(words, **pipes, **options)
 

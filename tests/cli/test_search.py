@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import algorithms
-from ringcoll.schedule import Schedule, verify
-from ringcoll.search import bounds
+from ringcoll.lab.search import bounds
+from ringcoll.schedules import Schedule, verify
+from ringcoll.schedules.algorithms import algorithms
 from tests.cli.conftest import Run
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageSequence
 
-from ringcoll.algorithms import find, on_hosts, schedule_of
-from ringcoll.cli import show
-from ringcoll.machine import json_text
-from ringcoll.pictures import grid_picture, moving_picture, player_page, steps_picture
-from ringcoll.schedule import Schedule, grid
-from ringcoll.simulation import simulate, topology_named
+from ringcoll.lab.pictures import grid_picture, moving_picture, player_page, steps_picture
+from ringcoll.lab.simulation import simulate, topology_named
+from ringcoll.runtime.machine import json_text
+from ringcoll.schedules import Schedule, grid
+from ringcoll.schedules.algorithms import find, on_hosts, schedule_of
+from ringcoll.tools.cli import show
 from tests.cases.algorithms import each_on
 
 RING = """\

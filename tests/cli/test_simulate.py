@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
-from ringcoll.pictures import player_page, time_picture
-from ringcoll.simulation import crossbar, simulate, topology_named
+from ringcoll.lab.pictures import player_page, time_picture
+from ringcoll.lab.simulation import crossbar, simulate, topology_named
+from ringcoll.schedules.algorithms import schedule_of
 from tests.cases.pictures import check
 from tests.cli.conftest import Run
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ringcoll.cli import measuring
-from ringcoll.transport import catalogue
+from ringcoll.runtime.transport import catalogue
+from ringcoll.tools.cli import measuring
 from tests.cases.pages import README, data_of
 from tests.cases.pictures import check
 

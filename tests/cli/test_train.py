@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll import launch
-from ringcoll.bench import (
+from ringcoll.runtime import launch
+from ringcoll.tools.bench import (
     NATIVE_TRAINER,
     Comparison,
     Contender,
@@ -17,7 +17,7 @@ from ringcoll.bench import (
     TrainingResult,
     oversubscribed,
 )
-from ringcoll.cli import measuring
+from ringcoll.tools.cli import measuring
 from ringcoll.training import ModelStates
 from tests.programs.started import run_program
 
@@ -231,7 +231,7 @@ def test_differences_within_the_tolerance(run, monkeypatch):
 def test_under_torchrun_only_rank_0_prints():
     done = run_program(
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "ringcoll.cli", "train", "--algorithm", "ring", *SMALL, "--json",
+        "-m", "ringcoll.tools.cli", "train", "--algorithm", "ring", *SMALL, "--json",
         env=os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import torch
 
 from ringcoll import __version__
-from ringcoll.cli import versions
-from ringcoll.transport import catalogue, streams
+from ringcoll.runtime.transport import catalogue, streams
+from ringcoll.tools.cli import versions
 
 
 def test_json_says_what_is_running(run):

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum, run_threads
-from ringcoll.algorithms import register, schedule_of, unregister
 from ringcoll.errors import (
     ArgumentError,
     RingcollError,
@@ -26,9 +25,10 @@ from ringcoll.errors import (
     UnsupportedWorldSizeError,
     VerificationError,
 )
-from ringcoll.schedule import Program, Schedule, Step, copy, inp, out, recv, send
-from ringcoll.testing import inputs as data
-from ringcoll.transport import Hub
+from ringcoll.runtime.transport import Hub
+from ringcoll.schedules import Program, Schedule, Step, copy, inp, out, recv, send
+from ringcoll.schedules.algorithms import register, schedule_of, unregister
+from ringcoll.tools.testing import inputs as data
 
 Bad = Callable[[LocalGroup], object]
 

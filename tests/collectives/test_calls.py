@@ -23,13 +23,13 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.algorithms import register, schedule_of, unregister
-from ringcoll.collectives import OwnGroup
-from ringcoll.collectives.calls import Deferred, together
 from ringcoll.errors import ArgumentError, ScheduleError, UnknownAlgorithmError
-from ringcoll.group import communicator
-from ringcoll.operation import operation
-from ringcoll.schedule import Program, Step, inp, out, recv, reduce, send, tmp
+from ringcoll.runtime.collectives import OwnGroup
+from ringcoll.runtime.collectives.calls import Deferred, together
+from ringcoll.runtime.group import communicator
+from ringcoll.runtime.operation import operation
+from ringcoll.schedules import Program, Step, inp, out, recv, reduce, send, tmp
+from ringcoll.schedules.algorithms import register, schedule_of, unregister
 
 K = 2
 MOST_FRAMES = 10

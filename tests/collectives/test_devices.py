@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup
-from ringcoll.backend import process_group as backend
-from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
-from ringcoll.transport import streams
+from ringcoll.runtime.collectives import functions as api
+from ringcoll.runtime.transport import streams
+from ringcoll.training.backend import process_group as backend
 from tests.fakes.second_device import Elsewhere
 
 

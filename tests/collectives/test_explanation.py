@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import UserOp
-from ringcoll.algorithms import algorithms, schedule_of
-from ringcoll.backend import process_group as backend
-from ringcoll.collectives import groups
 from ringcoll.errors import ArgumentError, RingcollError, UnknownAlgorithmError
-from ringcoll.formats import to_msccl
+from ringcoll.lab.formats import to_msccl
+from ringcoll.runtime.collectives import groups
+from ringcoll.schedules.algorithms import algorithms, schedule_of
+from ringcoll.training.backend import process_group as backend
 from tests.programs.threads import together
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.machine import write_fit
-from ringcoll.search import fit, least_time
-from ringcoll.simulation import topology_of
+from ringcoll.lab.search import fit, least_time
+from ringcoll.lab.simulation import topology_of
+from ringcoll.runtime.machine import write_fit
 from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow
 from tests.programs import fitted
 

@@ -18,9 +18,6 @@ from hypothesis import strategies as st
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, run_threads
-from ringcoll.algorithms import algorithms
-from ringcoll.collectives import arguments
-from ringcoll.cost import segment_bytes_of
 from ringcoll.errors import (
     ArgumentError,
     CollectiveTimeoutError,
@@ -28,12 +25,15 @@ from ringcoll.errors import (
     PeerLostError,
     RingcollError,
 )
-from ringcoll.group import Communicator
-from ringcoll.operation import Plan
-from ringcoll.schedule import contract
-from ringcoll.testing import inputs as data
-from ringcoll.testing import mismatch
-from ringcoll.transport import Hub
+from ringcoll.runtime.collectives import arguments
+from ringcoll.runtime.group import Communicator
+from ringcoll.runtime.operation import Plan
+from ringcoll.runtime.transport import Hub
+from ringcoll.schedules import contract
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.schedules.cost import segment_bytes_of
+from ringcoll.tools.testing import inputs as data
+from ringcoll.tools.testing import mismatch
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.calls import (
     STYLES,

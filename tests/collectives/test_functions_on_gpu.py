@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll import LocalGroup, run_threads
-from ringcoll.algorithms import algorithms
-from ringcoll.group import communicator
-from ringcoll.schedule import contract
-from ringcoll.testing import inputs as data
+from ringcoll.runtime.group import communicator
+from ringcoll.schedules import contract
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.tools.testing import inputs as data
 from tests.cases.algorithms import worlds_of
 from tests.cases.calls import STYLES, Case
 from tests.cases.effort import effort

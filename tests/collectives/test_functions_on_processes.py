@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from ringcoll.algorithms import algorithms
-from ringcoll.schedule import contract
-from ringcoll.testing import inputs as data
+from ringcoll.schedules import contract
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.tools.testing import inputs as data
 from tests.cases.batches import OFTEN_FLAT, Batch, batches, check_batch
 from tests.cases.calls import Case
 from tests.cases.effort import effort
@@ -238,7 +238,7 @@ def count_sends(algorithm: str, numel: int) -> tuple[int, int]:
     import torch.distributed as dist
 
     import ringcoll
-    from ringcoll.transport import GlooTransport
+    from ringcoll.runtime.transport import GlooTransport
 
     ringcoll.all_reduce(torch.ones(numel), algorithm=algorithm)  # it may send more
     counts = Counter[str]()

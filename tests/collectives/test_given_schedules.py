@@ -15,9 +15,6 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup, Options
-from ringcoll.algorithms import algorithms, find, passes_on_blocks, schedule_of
-from ringcoll.backend import ProcessGroup
-from ringcoll.collectives import groups
 from ringcoll.errors import (
     ArgumentError,
     MismatchError,
@@ -26,9 +23,12 @@ from ringcoll.errors import (
     UnsupportedWorldSizeError,
     VerificationError,
 )
-from ringcoll.formats import from_msccl, to_msccl
-from ringcoll.launch import Ranks
-from ringcoll.schedule import Proof, Schedule, verify
+from ringcoll.lab.formats import from_msccl, to_msccl
+from ringcoll.runtime.collectives import groups
+from ringcoll.runtime.launch import Ranks
+from ringcoll.schedules import Proof, Schedule, verify
+from ringcoll.schedules.algorithms import algorithms, find, passes_on_blocks, schedule_of
+from ringcoll.training.backend import ProcessGroup
 from tests.cases.algorithms import worlds_of
 
 K = 3
@@ -111,7 +111,7 @@ def test_a_schedule_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(given)
         return verify(given)
 
-    monkeypatch.setattr("ringcoll.algorithms.names.verify", counted)
+    monkeypatch.setattr("ringcoll.schedules.algorithms.names.verify", counted)
     text = foreign("all_reduce", "ring").replace('name="ring"', 'name="not seen before"')
     schedule = from_msccl(text)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.collectives import StoreGroup
 from ringcoll.errors import ArgumentError
+from ringcoll.runtime.collectives import StoreGroup
 from tests.programs import ranks
 
 pytestmark = pytest.mark.processes

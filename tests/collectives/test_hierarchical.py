@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.algorithms import on_hosts, schedule_of
-from ringcoll.group import Communicator
-from ringcoll.transport import Hub
+from ringcoll.runtime.group import Communicator
+from ringcoll.runtime.transport import Hub
+from ringcoll.schedules.algorithms import on_hosts, schedule_of
 
 LAYOUTS = [
     (0, 0, 0, 1, 1, 1),

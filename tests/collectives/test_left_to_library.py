@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.algorithms import register, unregister
-from ringcoll.schedule import Program, Step, inp, out, recv, recv_reduce, send
+from ringcoll.schedules import Program, Step, inp, out, recv, recv_reduce, send
+from ringcoll.schedules.algorithms import register, unregister
 
 
 @pytest.fixture

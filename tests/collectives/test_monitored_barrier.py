@@ -12,7 +12,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import CollectiveTimeoutError
-from ringcoll.watch import monitored_barrier
+from ringcoll.runtime.watch import monitored_barrier
 
 
 def test_a_monitored_barrier_waits_for_everybody():

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import ringcoll
-from ringcoll.algorithms import algorithms, schedule_of, unregister
-from ringcoll.backend import Options
 from ringcoll.errors import RingcollError, RulesError, ScheduleError, UnknownAlgorithmError
+from ringcoll.schedules.algorithms import algorithms, schedule_of, unregister
+from ringcoll.training.backend import Options
 
 SOURCE = """
-from ringcoll.algorithms import find, register
+from ringcoll.schedules.algorithms import find, register
 
 @register("all_reduce", "my_{name}", cost=None)
 def my_{name}(rank, world_size):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringcoll.algorithms import algorithms
-from ringcoll.schedule import contract
+from ringcoll.schedules import contract
+from ringcoll.schedules.algorithms import algorithms
 from tests.cases.calls import Case
 from tests.programs.ranks import GROUPS, without_native
 

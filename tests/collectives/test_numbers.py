@@ -16,8 +16,8 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.group import Work
-from ringcoll.machine import FOREVER_S, seconds_of, whole
+from ringcoll.runtime.group import Work
+from ringcoll.runtime.machine import FOREVER_S, seconds_of, whole
 from ringcoll.training import Messages
 
 ONE: tuple[Any, ...] = (

@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import testing
-from ringcoll.collectives import StoreGroup
 from ringcoll.errors import FORKED, CollectiveTimeoutError, TransportError
+from ringcoll.runtime.collectives import StoreGroup
 from tests.programs import own_groups as program
 
 TRANSPORTS = ("shared", "ucx", "gloo")
 SERVER = """
 import sys
-from ringcoll.machine.stores import served
+from ringcoll.runtime.machine.stores import served
 store = served()
 print(store.port, flush=True)
 sys.stdin.read()

@@ -12,9 +12,8 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum, run_threads
-from ringcoll.algorithms import algorithms
 from ringcoll.errors import ArgumentError, MismatchError
-from ringcoll.schedule import (
+from ringcoll.schedules import (
     Program,
     Schedule,
     Step,
@@ -26,7 +25,8 @@ from ringcoll.schedule import (
     send,
     tmp,
 )
-from ringcoll.testing import inputs as data
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.tools.testing import inputs as data
 from tests.cases.batches import check_batch
 from tests.cases.calls import STYLES, USER_OPS, Case
 from tests.cases.effort import effort

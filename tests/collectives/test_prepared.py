@@ -17,7 +17,7 @@ from torch import Tensor
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError, GroupBrokenError, MismatchError
-from ringcoll.reduction import Reduction, resolve
+from ringcoll.runtime.reduction import Reduction, resolve
 from tests.cases.calls import Case
 from tests.cases.effort import effort
 from tests.cases.strategies import cases
@@ -322,7 +322,7 @@ def test_reducing_in_pieces_gives_the_same(numel: int, op: str):
 def test_ranks_that_share_cores_do_not_use_threads(
     threads: int, in_pieces: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ringcoll.group.communicator.cores", lambda: 2)
+    monkeypatch.setattr("ringcoll.runtime.group.communicator.cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     asked: list[str] = []
     original = Reduction.in_pieces

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from ringcoll.launch import Ranks
+from ringcoll.runtime.launch import Ranks
 from tests.cases.batches import Batch, batches, check_batch
 from tests.cases.calls import STYLES
 from tests.cases.effort import effort

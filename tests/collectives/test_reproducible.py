@@ -15,11 +15,11 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum, run_threads
-from ringcoll.algorithms import algorithms, order_of, schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.reduction import reduce_in_order, reproduced, resolve
-from ringcoll.schedule import OperandOrder, Order
-from ringcoll.testing.inputs import FLOAT8
+from ringcoll.runtime.reduction import reduce_in_order, reproduced, resolve
+from ringcoll.schedules import OperandOrder, Order
+from ringcoll.schedules.algorithms import algorithms, order_of, schedule_of
+from ringcoll.tools.testing.inputs import FLOAT8
 
 ANY: Any = "any_world_size"
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *FLOAT8)

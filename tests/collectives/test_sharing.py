@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, run_threads
-from ringcoll.collectives import messages_in_flight
 from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.runtime.collectives import messages_in_flight
 
 NUMEL = 20_000
 Start = Callable[[LocalGroup, Tensor, UserOp], ringcoll.Work | None]

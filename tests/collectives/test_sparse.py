@@ -16,8 +16,8 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.backend import ProcessGroup
 from ringcoll.errors import ArgumentError, MismatchError
+from ringcoll.training.backend import ProcessGroup
 
 worlds = st.sampled_from([1, 2, 3, 5])
 

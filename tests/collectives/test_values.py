@@ -11,8 +11,8 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum, run_threads
-from ringcoll.algorithms import Algorithm, algorithms
-from ringcoll.reduction.operators import _divide
+from ringcoll.runtime.reduction.operators import _divide
+from ringcoll.schedules.algorithms import Algorithm, algorithms
 from tests.cases.algorithms import each_on
 
 ANYWHERE = [entry for entry in algorithms("all_reduce") if not entry.needs_hosts]

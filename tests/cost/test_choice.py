@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll import UserOp
-from ringcoll.algorithms import (
+from ringcoll.errors import TuningFileError
+from ringcoll.runtime.reduction import as_operator
+from ringcoll.runtime.transport import costs_of
+from ringcoll.schedules import CONTRACTS, OperandOrder, Program, contract, verify
+from ringcoll.schedules.algorithms import (
     algorithms,
     find,
     order_of,
@@ -19,8 +23,15 @@ from ringcoll.algorithms import (
     schedule_of,
     unregister,
 )
-from ringcoll.cost import BUILT_IN, MEASURED, Table, crowded_parameters, parse_rules, predictions
-from ringcoll.cost.choice import (
+from ringcoll.schedules.cost import (
+    BUILT_IN,
+    MEASURED,
+    Table,
+    crowded_parameters,
+    parse_rules,
+    predictions,
+)
+from ringcoll.schedules.cost.choice import (
     CUDA_SEGMENT_BYTES,
     PIPELINED_SEGMENT_BYTES,
     Choice,
@@ -28,10 +39,6 @@ from ringcoll.cost.choice import (
     segment_bytes_of,
     segment_count,
 )
-from ringcoll.errors import TuningFileError
-from ringcoll.reduction import as_operator
-from ringcoll.schedule import CONTRACTS, OperandOrder, Program, contract, verify
-from ringcoll.transport import costs_of
 from tests.cases.algorithms import worlds_of
 
 SIZES = (0, 4, 1 << 10, 1 << 16, 1 << 20, 1 << 26)

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import Algorithm, find, on_hosts, schedule_of
-from ringcoll.algorithms.hierarchical import Hosts
-from ringcoll.cost import LinkCosts, bound_of, lower_bound, seconds_on_hosts, wavefront_counts
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.schedule import (
+from ringcoll.schedules import (
     CONTRACTS,
     Counts,
     Recv,
@@ -22,6 +19,15 @@ from ringcoll.schedule import (
     Step,
     contract,
     verify,
+)
+from ringcoll.schedules.algorithms import Algorithm, find, on_hosts, schedule_of
+from ringcoll.schedules.algorithms.hierarchical import Hosts
+from ringcoll.schedules.cost import (
+    LinkCosts,
+    bound_of,
+    lower_bound,
+    seconds_on_hosts,
+    wavefront_counts,
 )
 from tests.cases.algorithms import EVERY, each_on, name_of, worlds_of
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import algorithms, schedule_of
-from ringcoll.cost import bound_of, distance, lower_bound
-from ringcoll.cost.counts import dominates, dominators
-from ringcoll.schedule import Counts, verify
+from ringcoll.schedules import Counts, verify
+from ringcoll.schedules.algorithms import algorithms, schedule_of
+from ringcoll.schedules.cost import bound_of, distance, lower_bound
+from ringcoll.schedules.cost.counts import dominates, dominators
 
 COSTS = st.builds(
     lambda rounds, traffic, reduced: Counts(rounds, Fraction(traffic), Fraction(reduced)),

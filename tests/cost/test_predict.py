@@ -12,9 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import Algorithm, Cost, algorithms, find, register, schedule_of, unregister
-from ringcoll.cost import LinkCosts, crowded_parameters, wavefront_counts
-from ringcoll.cost.predict import (
+from ringcoll.errors import ArgumentError
+from ringcoll.runtime.transport import costs_of
+from ringcoll.schedules import CONTRACTS, OperandOrder, verify
+from ringcoll.schedules.algorithms import (
+    Algorithm,
+    Cost,
+    algorithms,
+    find,
+    register,
+    schedule_of,
+    unregister,
+)
+from ringcoll.schedules.cost import LinkCosts, crowded_parameters, wavefront_counts
+from ringcoll.schedules.cost.predict import (
     Parameters,
     Prediction,
     _countable,
@@ -25,9 +36,6 @@ from ringcoll.cost.predict import (
     predictions,
     preferred,
 )
-from ringcoll.errors import ArgumentError
-from ringcoll.schedule import CONTRACTS, OperandOrder, verify
-from ringcoll.transport import costs_of
 
 WITHOUT_COPIES = ("binary_tree", "double_tree", "direct", "pairwise", "ring")
 WORLDS = (1, 2, 3, 4, 5, 7, 8, 13)
@@ -115,7 +123,7 @@ def test_the_fastest_is_the_first_of_all(
 
 
 def test_few_algorithms_are_predicted_to_find_the_fastest() -> None:
-    with mock.patch("ringcoll.cost.predict.predict", side_effect=predict) as counted:
+    with mock.patch("ringcoll.schedules.cost.predict.predict", side_effect=predict) as counted:
         fastest("all_reduce", 4, 4, costs(), OperandOrder.ANY)
     assert counted.call_count <= len(predictions("all_reduce", 4, 4, costs())) / 2
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import algorithms
-from ringcoll.cost.table import AUTO, EVERY, Range, Rule, in_text, parse_rules
 from ringcoll.errors import RulesError
-from ringcoll.schedule import CONTRACTS
+from ringcoll.schedules import CONTRACTS
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.schedules.cost.table import AUTO, EVERY, Range, Rule, in_text, parse_rules
 
 
 def ranges(least: int) -> st.SearchStrategy[Range]:

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives import communicator
-from ringcoll.cost import LinkCosts
-from ringcoll.transport import GlooTransport, catalogue
+from ringcoll.runtime.collectives import communicator
+from ringcoll.runtime.transport import GlooTransport, catalogue
+from ringcoll.schedules.cost import LinkCosts
 
 
 class AddedTransport(GlooTransport):

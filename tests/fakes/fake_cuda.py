@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ringcoll.transport import AroundTransport, Handle, Message, around
+from ringcoll.runtime.transport import AroundTransport, Handle, Message, around
 
 __all__ = [
     "DEVICE",

@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from ringcoll import LocalGroup
-from ringcoll.group import Communicator
-from ringcoll.transport import Handle, Hub, LocalTransport, NcclTransport, streams
+from ringcoll.runtime.group import Communicator
+from ringcoll.runtime.transport import Handle, Hub, LocalTransport, NcclTransport, streams
 from tests.fakes.fake_nccl import LIMIT_S, FakeGroup, FakeWork, World
 from tests.programs.threads import together
 
@@ -286,7 +286,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 class FakeCuda:
-    """What `ringcoll.transport.streams` needs of ``torch.cuda``.
+    """What `ringcoll.runtime.transport.streams` needs of ``torch.cuda``.
 
     Attributes
     ----------

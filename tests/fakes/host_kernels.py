@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringcoll.reduction import CupyEngine, Kernel, launch_of
-from ringcoll.reduction.gpu import header
+from ringcoll.runtime.reduction import CupyEngine, Kernel, launch_of
+from ringcoll.runtime.reduction.gpu import header
 
 __all__ = ["COMPILER", "HOST_STREAM", "HostEngine", "HostKernels"]
 

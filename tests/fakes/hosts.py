@@ -33,9 +33,9 @@ from typing import Any, NamedTuple, Self
 
 import torch.distributed as dist
 
-from ringcoll.launch import Ranks
-from ringcoll.launch.processes import _join_and_obey
-from ringcoll.machine import served
+from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime.launch.processes import _join_and_obey
+from ringcoll.runtime.machine import served
 
 __all__ = ["APART", "SWITCH", "HostRanks", "Hosts", "Place", "reason_why_not"]
 
@@ -298,7 +298,7 @@ def _in_network(pid: int, function: Callable[[], Any]) -> Any:
 
 
 class HostRanks(Ranks):
-    """A pool of ranks, as `ringcoll.launch.processes.Ranks`, on several hosts.
+    """A pool of ranks, as `ringcoll.runtime.launch.processes.Ranks`, on several hosts.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ class HostRanks(Ranks):
     where
         The host of each rank.
     backend, timeout_s
-        As for `ringcoll.launch.processes.Ranks`.
+        As for `ringcoll.runtime.launch.processes.Ranks`.
     environment
         Variables that all ranks get; by default torch's gloo is told the interface.
     """

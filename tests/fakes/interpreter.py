@@ -1,4 +1,4 @@
-"""Step semantics on Python lists, straight from the docstring of `ringcoll.schedule.ir`.
+"""Step semantics on Python lists, straight from the docstring of `ringcoll.schedules.ir`.
 
 An interpreter that shares nothing with the planner and the executor: every place holds a
 list of numbers, a step is done for all ranks at once, and all its reads come from a copy of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ringcoll.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from ringcoll.schedules import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 __all__ = ["Combine", "Finish", "Memory", "interpret"]
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.simulation import Topology
-from ringcoll.transport import Handle, Hub, LocalTransport, Message
+from ringcoll.lab.simulation import Topology
+from ringcoll.runtime.transport import Handle, Hub, LocalTransport, Message
 
 __all__ = ["NetworkHub"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ringcoll.algorithms import Cost, find, mark_built_in, register, unregister
-from ringcoll.algorithms.ring import ring_all_reduce
-from ringcoll.bench import BenchRequest, Result, measure
-from ringcoll.schedule import Operation, Program, RecvReduce, Step, recv
+from ringcoll.schedules import Operation, Program, RecvReduce, Step, recv
+from ringcoll.schedules.algorithms import Cost, find, mark_built_in, register, unregister
+from ringcoll.schedules.algorithms.ring import ring_all_reduce
+from ringcoll.tools.bench import BenchRequest, Result, measure
 
 __all__ = ["NAME", "measure_wrong"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.formats.levelling import levels_of
+from ringcoll.lab.formats.levelling import levels_of
 from tests.cases.effort import effort
 
 NODES = 7

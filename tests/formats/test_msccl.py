@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import ringcoll
-from ringcoll.algorithms import Algorithm, find, schedule_of
 from ringcoll.errors import ScheduleError, VerificationError
-from ringcoll.formats import from_msccl, to_msccl
-from ringcoll.formats.places import Places
-from ringcoll.schedule import (
+from ringcoll.lab.formats import from_msccl, to_msccl
+from ringcoll.lab.formats.places import Places
+from ringcoll.schedules import (
     Recv,
     RecvReduce,
     Schedule,
@@ -30,6 +29,7 @@ from ringcoll.schedule import (
     tmp,
     verify,
 )
+from ringcoll.schedules.algorithms import Algorithm, find, schedule_of
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.foreign import run_msccl
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ringcoll.algorithms import Algorithm, find, schedule_of
 from ringcoll.errors import ScheduleError
-from ringcoll.formats import from_mscclpp, to_mscclpp
-from ringcoll.schedule import tally_of, verify
+from ringcoll.lab.formats import from_mscclpp, to_mscclpp
+from ringcoll.schedules import tally_of, verify
+from ringcoll.schedules.algorithms import Algorithm, find, schedule_of
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.foreign import run_mscclpp
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ringcoll.cli import cli
 from ringcoll.errors import ArgumentError
-from ringcoll.formats import topology_from_nccl, topology_in
-from ringcoll.simulation import topology_text
+from ringcoll.lab.formats import topology_from_nccl, topology_in
+from ringcoll.lab.simulation import topology_text
+from ringcoll.tools.cli import cli
 
 NETWORKS = Path(__file__).parent / "networks"
 SOCKETS, HOSTS = (

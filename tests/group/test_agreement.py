@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import UserOp
-from ringcoll.cost import Parameters, Table, built_in, choose, crowded_parameters, parse_rules
 from ringcoll.errors import (
     CollectiveTimeoutError,
     PeerLostError,
@@ -28,13 +27,21 @@ from ringcoll.errors import (
     TransportError,
     TuningFileError,
 )
-from ringcoll.group import Communicator, agreement, message_costs
-from ringcoll.group.agreement import agree
-from ringcoll.group.message_costs import measure
-from ringcoll.machine import Tuned, settings, update
-from ringcoll.reduction import resolve
-from ringcoll.schedule import OperandOrder
-from ringcoll.transport import Hub, LocalTransport, costs_of
+from ringcoll.runtime.group import Communicator, agreement, message_costs
+from ringcoll.runtime.group.agreement import agree
+from ringcoll.runtime.group.message_costs import measure
+from ringcoll.runtime.machine import Tuned, settings, update
+from ringcoll.runtime.reduction import resolve
+from ringcoll.runtime.transport import Hub, LocalTransport, costs_of
+from ringcoll.schedules import OperandOrder
+from ringcoll.schedules.cost import (
+    Parameters,
+    Table,
+    built_in,
+    choose,
+    crowded_parameters,
+    parse_rules,
+)
 from tests.programs.threads import together
 
 SIZES = (0, 4, 1 << 10, 1 << 16, 1 << 20, 1 << 26)

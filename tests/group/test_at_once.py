@@ -11,8 +11,8 @@ import torch
 import ringcoll
 from ringcoll import testing
 from ringcoll.errors import GroupBrokenError
-from ringcoll.launch import RankError, Ranks
-from ringcoll.transport import Handle, LocalTransport, NotYetError
+from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.runtime.transport import Handle, LocalTransport, NotYetError
 from tests.programs import at_once as program
 
 

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringcoll
-from ringcoll.collectives import StoreGroup, communicator
 from ringcoll.errors import (
     FORKED,
     CollectiveTimeoutError,
@@ -28,10 +27,11 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.group import Communicator
-from ringcoll.group import communicator as runtime
-from ringcoll.transport import Transport, base, gloo
-from ringcoll.watch import flight_recorder
+from ringcoll.runtime.collectives import StoreGroup, communicator
+from ringcoll.runtime.group import Communicator
+from ringcoll.runtime.group import communicator as runtime
+from ringcoll.runtime.transport import Transport, base, gloo
+from ringcoll.runtime.watch import flight_recorder
 from tests.programs.threads import together
 
 CPU = torch.device("cpu")

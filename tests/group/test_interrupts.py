@@ -11,7 +11,7 @@ import torch
 
 import ringcoll
 from ringcoll.errors import GroupBrokenError, NestedCallError
-from ringcoll.launch import Ranks
+from ringcoll.runtime.launch import Ranks
 from tests.programs import alarms, interrupts
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ringcoll.group import Queue, Work
-from ringcoll.group import queue as queueing
+from ringcoll.runtime.group import Queue, Work
+from ringcoll.runtime.group import queue as queueing
 
 PATIENCE_S = 10.0
 
@@ -33,7 +33,7 @@ class Item:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue[Item]]:
     # pytest-timeout has a function for a signal: the main thread would serve no queue.
-    monkeypatch.setattr("ringcoll.group.queue.hears_signals", lambda: False)
+    monkeypatch.setattr("ringcoll.runtime.group.queue.hears_signals", lambda: False)
 
     def run(item: Item) -> None:
         item.act()

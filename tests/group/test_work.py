@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.group import Work
-from ringcoll.transport import Mark
+from ringcoll.runtime.group import Work
+from ringcoll.runtime.transport import Mark
 
 
 class End:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringcoll.group.queue import Workspace
+from ringcoll.runtime.group.queue import Workspace
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

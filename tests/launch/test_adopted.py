@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
-from ringcoll.launch import adopt_ranks, mpiexec
+from ringcoll.runtime.launch import adopt_ranks, mpiexec
 
 ROOT = Path(__file__).parents[2]
 PROBE = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.launch import RankError, Ranks, processes
+from ringcoll.runtime.launch import RankError, Ranks, processes
 
 Send = Callable[..., None]
 

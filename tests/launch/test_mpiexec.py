@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.launch import mpiexec
+from ringcoll.runtime.launch import mpiexec
 from tests.programs.started import started
 
 pytestmark = pytest.mark.processes
@@ -44,7 +44,7 @@ def test_a_program_ends_with_the_one_that_has_started_it(tmp_path: Path):
     command = mpiexec.beside()
     if command is None:
         pytest.skip("no MPI library is installed in this environment")
-    code = "import sys; from ringcoll.launch import mpiexec; "
+    code = "import sys; from ringcoll.runtime.launch import mpiexec; "
     code += "mpiexec.run(mpiexec.beside(), 2, [sys.executable, *sys.argv[1:]], timeout_s=60)"
     with started(sys.executable, "-c", code, "-c", NOTED, str(tmp_path)) as process:
         deadline = time.monotonic() + 60

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.launch import RankError, Ranks, processes, rendezvous, report
-from ringcoll.transport.gloo import _listening
+from ringcoll.runtime.launch import RankError, Ranks, processes, rendezvous, report
+from ringcoll.runtime.transport.gloo import _listening
 from tests.programs.started import of_session, started
 
 pytestmark = pytest.mark.processes
@@ -196,7 +196,7 @@ def started_until(moment: str, *words: str) -> Iterator[tuple[subprocess.Popen[s
 
 PROGRAM = """
 import multiprocessing, re, sys, time
-from ringcoll.launch.processes import Ranks
+from ringcoll.runtime.launch.processes import Ranks
 print("starting", flush=True)
 with Ranks(3) as ranks:
     ranks.run(time.sleep, 0.0)
@@ -305,7 +305,7 @@ def test_ranks_end_with_a_parent_that_is_killed(state):
 NOTEBOOK = """
 import sys
 from ringcoll.errors import ArgumentError
-from ringcoll.launch.processes import Ranks
+from ringcoll.runtime.launch.processes import Ranks
 
 class Shift:
     def __init__(self, by):

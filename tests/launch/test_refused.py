@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch import Ranks, processes
+from ringcoll.runtime.launch import Ranks, processes
 
 
 @pytest.mark.parametrize("world_size", [0, -1, 1.5, True, "2", None])

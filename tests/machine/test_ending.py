@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.backend import ProcessGroup
-from ringcoll.collectives import StoreGroup
 from ringcoll.errors import GroupBrokenError
-from ringcoll.group import Queue, Work
-from ringcoll.machine import begun, program
+from ringcoll.runtime.collectives import StoreGroup
+from ringcoll.runtime.group import Queue, Work
+from ringcoll.runtime.machine import begun, program
+from ringcoll.training.backend import ProcessGroup
 
 
 @pytest.fixture

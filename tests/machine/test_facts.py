@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.machine import facts
-from ringcoll.machine.facts import _free_of_groups, cpu, free_bytes, hosts_of, place
+from ringcoll.runtime.machine import facts
+from ringcoll.runtime.machine.facts import _free_of_groups, cpu, free_bytes, hosts_of, place
 
 
 def test_places_that_differ_in_anything_are_several_hosts():

@@ -16,14 +16,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringcoll.machine import lines, served, sockets
-from ringcoll.machine.lines import Address, Lines, listening_at
+from ringcoll.runtime.machine import lines, served, sockets
+from ringcoll.runtime.machine.lines import Address, Lines, listening_at
 
 LOOPBACK = "127.0.0.1"
 LIMIT_S = 10.0
 LISTEN = f"""
 import os, sys
-from ringcoll.machine.lines import Lines
+from ringcoll.runtime.machine.lines import Lines
 own = Lines({LOOPBACK!r})
 print(own.address[1], flush=True)
 """
@@ -137,7 +137,7 @@ def test_who_is_stopped_lives(own: Lines, start: Callable[..., Process]):
 @pytest.mark.processes
 def test_a_child_does_not_hold_the_lines_of_its_parent(own: Lines, start: Callable[..., Process]):
     fork = """
-from ringcoll.machine import lines
+from ringcoll.runtime.machine import lines
 lines._own = own
 child = os.fork()
 if child == 0:

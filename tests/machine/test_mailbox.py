@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcoll.machine import Inbox, deliver, lines
+from ringcoll.runtime.machine import Inbox, deliver, lines
 
 HOST, LIMIT_S = "127.0.0.1", 20.0
 

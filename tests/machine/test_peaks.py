@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringcoll.machine import facts
+from ringcoll.runtime.machine import facts
 
 CPU = torch.device("cpu")
 NBYTES = 64 << 20

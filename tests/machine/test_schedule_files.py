@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
-from ringcoll.formats import to_msccl, to_mscclpp
-from ringcoll.machine import algorithm_in, as_algorithm, files, read_schedule
-from ringcoll.schedule import Schedule, verify
+from ringcoll.lab.formats import to_msccl, to_mscclpp
+from ringcoll.runtime.machine import algorithm_in, as_algorithm, files, read_schedule
+from ringcoll.schedules import Schedule, verify
+from ringcoll.schedules.algorithms import schedule_of
 
 FORMATS: dict[str, Callable[[Schedule], str]] = {
     "ring.xml": to_msccl,

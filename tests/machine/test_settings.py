@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import ringcoll
-from ringcoll.cost import Table, choose, crowded_parameters
-from ringcoll.machine import settings
-from ringcoll.operation.operation import _log_line, log_once
-from ringcoll.transport import costs_of
+from ringcoll.runtime.machine import settings
+from ringcoll.runtime.operation.operation import _log_line, log_once
+from ringcoll.runtime.transport import costs_of
+from ringcoll.schedules.cost import Table, choose, crowded_parameters
 
 
 @pytest.fixture(autouse=True)

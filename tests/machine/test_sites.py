@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ringcoll.machine import in_words, line_of_thread, stacks, user_line, users
+from ringcoll.runtime.machine import in_words, line_of_thread, stacks, user_line, users
 
 
 def waits(begun: threading.Event, end: threading.Event) -> None:

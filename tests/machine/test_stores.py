@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
-from ringcoll.machine import begun, life, private, served, stores, within
+from ringcoll.runtime.machine import begun, life, private, served, stores, within
 from tests.programs.threads import together
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from ringcoll.cost import Table, crowded_parameters, parse_rules
 from ringcoll.errors import TuningFileError
-from ringcoll.machine import settings, tuning
-from ringcoll.machine.tuning import Tuned, find_table, read, read_fit, update
-from ringcoll.transport import costs_of
+from ringcoll.runtime.machine import settings, tuning
+from ringcoll.runtime.machine.tuning import Tuned, find_table, read, read_fit, update
+from ringcoll.runtime.transport import costs_of
+from ringcoll.schedules.cost import Table, crowded_parameters, parse_rules
 
 
 def table(world_size: int = 4, transport: str = "gloo", rules: str = "all_reduce:0-3:direct"):

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.machine import UserModule, algorithms_named, is_reference
+from ringcoll.runtime.machine import UserModule, algorithms_named, is_reference
 
 ROOT = Path(__file__).parents[2]
 
-NOTHING = "from ringcoll.algorithms import register\n\ndef idle(rank, world_size):\n    yield\n"
+NOTHING = (
+    "from ringcoll.schedules.algorithms import register\n\ndef idle(rank, world_size):\n    yield\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +78,7 @@ def test_an_error_of_the_module_is_shown_with_its_line(tmp_path, name, text, mes
 
 
 PROGRAM = """
-from ringcoll.algorithms import register, Cost
+from ringcoll.schedules.algorithms import register, Cost
 from neighbour import double
 
 @register("all_reduce", "first", cost=Cost(lambda k: 0, lambda k: 0))
@@ -87,7 +89,7 @@ def both(rank, world_size, root=0):
 
 CHECK = """
 import sys
-from ringcoll.machine.files import algorithms_named
+from ringcoll.runtime.machine.files import algorithms_named
 for reference in sys.argv[1:]:
     module, entries = algorithms_named(reference)
     again, _ = algorithms_named(reference)

@@ -20,14 +20,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.algorithms import Algorithm, schedule_of
-from ringcoll.operation import Layout, Wait, compile_plan
-from ringcoll.operation.executor import Posting, _apart, _Borrower, _by_exchange, bind, drive
-from ringcoll.operation.instructions import ALIGNMENT, Post
-from ringcoll.reduction import TORCH, Reduction, resolve
-from ringcoll.schedule import Proof, Schedule, contract, verify
-from ringcoll.testing import Expected, bits, inputs, mismatch
-from ringcoll.transport import Hub
+from ringcoll.runtime.operation import Layout, Wait, compile_plan
+from ringcoll.runtime.operation.executor import (
+    Posting,
+    _apart,
+    _Borrower,
+    _by_exchange,
+    bind,
+    drive,
+)
+from ringcoll.runtime.operation.instructions import ALIGNMENT, Post
+from ringcoll.runtime.reduction import TORCH, Reduction, resolve
+from ringcoll.runtime.transport import Hub
+from ringcoll.schedules import Proof, Schedule, contract, verify
+from ringcoll.schedules.algorithms import Algorithm, schedule_of
+from ringcoll.tools.testing import Expected, bits, inputs, mismatch
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.calls import USER_OPS, Case, _input
 from tests.cases.effort import effort

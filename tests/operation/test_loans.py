@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
-from ringcoll.algorithms import find
-from ringcoll.operation import Combine, Layout, Move, Post, Region, Space, Wait, compile_plan
-from ringcoll.operation.instructions import Instruction, loans
+from ringcoll.runtime.operation import (
+    Combine,
+    Layout,
+    Move,
+    Post,
+    Region,
+    Space,
+    Wait,
+    compile_plan,
+)
+from ringcoll.runtime.operation.instructions import Instruction, loans
+from ringcoll.schedules.algorithms import find
 
 PEER, NUMEL = 1, 10
 OUTPUT, INPUT, LAST, WITHIN_LAST, SCRATCH, ARRIVING = 20, 21, 22, 23, 24, 25

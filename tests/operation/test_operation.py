@@ -11,11 +11,10 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.algorithms import find
-from ringcoll.cost import built_in
 from ringcoll.errors import ArgumentError
-from ringcoll.operation.operation import Operation, Request, resolve
-from ringcoll.schedule import (
+from ringcoll.runtime.operation.operation import Operation, Request, resolve
+from ringcoll.runtime.transport import costs_of
+from ringcoll.schedules import (
     OperandOrder,
     Program,
     Schedule,
@@ -30,7 +29,8 @@ from ringcoll.schedule import (
     tmp,
     verify,
 )
-from ringcoll.transport import costs_of
+from ringcoll.schedules.algorithms import find
+from ringcoll.schedules.cost import built_in
 
 WORLD_SIZE = 2
 TABLE = built_in("gloo", costs_of("gloo"), WORLD_SIZE)

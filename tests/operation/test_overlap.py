@@ -15,8 +15,8 @@ from torch import Tensor
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.operation import check_apart, stage
-from ringcoll.operation.stage import TooIntricateError, share_memory
+from ringcoll.runtime.operation import check_apart, stage
+from ringcoll.runtime.operation.stage import TooIntricateError, share_memory
 
 MEMORY = bytearray(4096)
 

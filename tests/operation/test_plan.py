@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.algorithms import algorithms, find
 from ringcoll.errors import TransportError
-from ringcoll.operation import Layout, Region
-from ringcoll.operation import plan as plan_module
-from ringcoll.operation.executor import bind
-from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wait, loans
-from ringcoll.operation.plan import _Compiler, compile_plan
-from ringcoll.reduction import Operator, Reduction, resolve
-from ringcoll.schedule import Buffer, Copy, Schedule, Step, contract, inp, out, recv, send
-from ringcoll.transport import NarrowTransport
-from ringcoll.transport.around import _Arriving
+from ringcoll.runtime.operation import Layout, Region
+from ringcoll.runtime.operation import plan as plan_module
+from ringcoll.runtime.operation.executor import bind
+from ringcoll.runtime.operation.instructions import Combine, Instruction, Move, Post, Wait, loans
+from ringcoll.runtime.operation.plan import _Compiler, compile_plan
+from ringcoll.runtime.reduction import Operator, Reduction, resolve
+from ringcoll.runtime.transport import NarrowTransport
+from ringcoll.runtime.transport.around import _Arriving
+from ringcoll.schedules import Buffer, Copy, Schedule, Step, contract, inp, out, recv, send
+from ringcoll.schedules.algorithms import algorithms, find
 from tests.cases.effort import effort
 from tests.cases.schedules import Size, random_schedule
 from tests.cases.stepped import RandomHub, Waiting, run_together, steps
@@ -325,7 +325,7 @@ def test_without_deferred_writes_some_schedule_fails(monkeypatch: pytest.MonkeyP
 
 
 def test_receives_posted_early_into_memory_in_use_fail(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ringcoll.operation.plan._touched", lambda operation: ())
+    monkeypatch.setattr("ringcoll.runtime.operation.plan._touched", lambda operation: ())
     assert fails_somewhere(100)
 
 
@@ -342,7 +342,7 @@ def test_totals_that_are_rounded_too_early_fail(monkeypatch: pytest.MonkeyPatch)
         found = (i for i, one in enumerate(instructions) if isinstance(one, Combine))
         return frozenset(found)
 
-    monkeypatch.setattr("ringcoll.operation.plan.departing", all_of_them)
+    monkeypatch.setattr("ringcoll.runtime.operation.plan.departing", all_of_them)
     assert fails_somewhere(300, torch.int32)
 
 

@@ -6,10 +6,18 @@ from itertools import pairwise
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ScheduleError
-from ringcoll.operation.instructions import ALIGNMENT, Layout, Memory, Region, Space, Supply, joined
-from ringcoll.schedule import inp, out, tmp
+from ringcoll.runtime.operation.instructions import (
+    ALIGNMENT,
+    Layout,
+    Memory,
+    Region,
+    Space,
+    Supply,
+    joined,
+)
+from ringcoll.schedules import inp, out, tmp
+from ringcoll.schedules.algorithms import schedule_of
 
 IN, OUT = Space.INPUT, Space.OUTPUT
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ringcoll import premul_sum
 from ringcoll.errors import ArgumentError
-from ringcoll.operation.stage import (
+from ringcoll.runtime.operation.stage import (
     Flat,
     Stage,
     check_apart,
@@ -19,7 +19,7 @@ from ringcoll.operation.stage import (
     is_plain,
     share_blocks,
 )
-from ringcoll.reduction import Reduction, resolve
+from ringcoll.runtime.reduction import Reduction, resolve
 
 SUM = resolve("sum", torch.float32)
 WIDE = resolve("sum", torch.bfloat16)

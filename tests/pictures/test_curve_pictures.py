@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures import crossings, curves_picture
+from ringcoll.lab.pictures import crossings, curves_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 SIZES = [float(4**power) for power in range(1, 9)]

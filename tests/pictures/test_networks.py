@@ -9,9 +9,9 @@ from itertools import combinations
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures import MOST_RANKS, network_picture
-from ringcoll.pictures.svg import FONT, width_of
-from ringcoll.simulation import Topology, dgx1, topology_from_text, topology_named
+from ringcoll.lab.pictures import MOST_RANKS, network_picture
+from ringcoll.lab.pictures.svg import FONT, width_of
+from ringcoll.lab.simulation import Topology, dgx1, topology_from_text, topology_named
 
 SVG = "{http://www.w3.org/2000/svg}"
 NETWORKS = {

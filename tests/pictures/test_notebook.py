@@ -13,12 +13,12 @@ import pytest
 
 from ringcoll import run_threads
 from ringcoll import trace as traced_block
-from ringcoll.algorithms import schedule_of
-from ringcoll.collectives import all_reduce, explain
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures import last_run, steps_picture, time_picture
-from ringcoll.schedule import Schedule, Written, grid, verify
-from ringcoll.simulation import simulate, topology_named
+from ringcoll.lab.pictures import last_run, steps_picture, time_picture
+from ringcoll.lab.simulation import simulate, topology_named
+from ringcoll.runtime.collectives import all_reduce, explain
+from ringcoll.schedules import Schedule, Written, grid, verify
+from ringcoll.schedules.algorithms import schedule_of
 
 
 def pictures_of(shown: str) -> list[str]:
@@ -79,7 +79,7 @@ def test_an_explanation_is_its_table() -> None:
 @pytest.mark.processes
 def test_a_schedule_is_shown_where_nothing_but_it_was_imported() -> None:
     code = (
-        "from ringcoll.algorithms import schedule_of; import sys; "
+        "from ringcoll.schedules.algorithms import schedule_of; import sys; "
         "print(schedule_of('all_reduce', 'ring', 2)._repr_html_()[:9], 'torch' in sys.modules)"
     )
     ran = subprocess.run(

@@ -11,9 +11,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ringcoll.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures import (
+from ringcoll.lab.pictures import (
     MOST_RANKS,
     Film,
     film,
@@ -22,9 +21,10 @@ from ringcoll.pictures import (
     step_pictures,
     steps_picture,
 )
-from ringcoll.pictures.step_pictures import DrawnMessage, Scenery
-from ringcoll.pictures.svg import network_layout, width_of
-from ringcoll.schedule import (
+from ringcoll.lab.pictures.step_pictures import DrawnMessage, Scenery
+from ringcoll.lab.pictures.svg import network_layout, width_of
+from ringcoll.lab.simulation import topology_named
+from ringcoll.schedules import (
     Program,
     Schedule,
     Send,
@@ -36,7 +36,7 @@ from ringcoll.schedule import (
     recv_reduce,
     send,
 )
-from ringcoll.simulation import topology_named
+from ringcoll.schedules.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVERY = [

@@ -10,10 +10,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures import overlap_picture, time_picture
-from ringcoll.simulation import SimulatedRun, simulate, topology_named
+from ringcoll.lab.pictures import overlap_picture, time_picture
+from ringcoll.lab.simulation import SimulatedRun, simulate, topology_named
+from ringcoll.schedules.algorithms import algorithms, schedule_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

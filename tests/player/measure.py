@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from ringcoll.algorithms import schedule_of
-from ringcoll.bench import environment
-from ringcoll.pictures import player_page
+from ringcoll.lab.pictures import player_page
+from ringcoll.schedules.algorithms import schedule_of
+from ringcoll.tools.bench import environment
 from tests.player.conftest import ROOT, Browser, started
 
 DOCS = ROOT / "docs" / "pictures.md"

@@ -8,15 +8,15 @@ from base64 import b64decode
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures import player_page
-from ringcoll.schedule import Send
-from ringcoll.simulation import simulate, topology_named
+from ringcoll.lab.pictures import player_page
+from ringcoll.lab.simulation import simulate, topology_named
+from ringcoll.schedules import Send
+from ringcoll.schedules.algorithms import schedule_of
 from tests.cases.pages import data_of
 from tests.player.conftest import MODULES, ROOT
 
-BUILT = ROOT / "ringcoll" / "pictures" / "player.html"
+BUILT = ROOT / "ringcoll" / "lab" / "pictures" / "player.html"
 
 
 @pytest.mark.processes

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-from ringcoll.algorithms import algorithms, on_hosts, register, schedule_of, unregister
-from ringcoll.pictures import film, player_page
-from ringcoll.schedule import Schedule, Step, Written
-from ringcoll.simulation import simulate, topology_named
+from ringcoll.lab.pictures import film, player_page
+from ringcoll.lab.simulation import simulate, topology_named
+from ringcoll.schedules import Schedule, Step, Written
+from ringcoll.schedules.algorithms import algorithms, on_hosts, register, schedule_of, unregister
 from tests.player.conftest import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives import communicator
-from ringcoll.launch import report
+from ringcoll.runtime.collectives import communicator
+from ringcoll.runtime.launch import report
 from tests.programs.faults import catch
 
 __all__ = [

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 from torch.nn.parallel import DistributedDataParallel
 
-import ringcoll.collectives.arguments
+import ringcoll.runtime.collectives.arguments
 from ringcoll.training import HookOptions, all_reduce_hook
 from tests.programs.faults import catch
 
@@ -145,7 +145,7 @@ def alone() -> list[list[float]]:
 def chosen() -> Iterator[list[tuple[str, str, torch.dtype]]]:
     """Collect, for each call, the collective, its algorithm, and the dtype that travels."""
     found: list[tuple[str, str, torch.dtype]] = []
-    module: Any = ringcoll.operation.operation
+    module: Any = ringcoll.runtime.operation.operation
     resolve = module.resolve
 
     def noting(request: Any, table: Any, hosts: Any) -> Any:

@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.fsdp import fully_shard
 
-from ringcoll.launch import report
+from ringcoll.runtime.launch import report
 from tests.programs.faults import catch
 
 __all__ = ["HOOKS", "TRAINERS"]

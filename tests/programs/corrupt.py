@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.machine.settings import FAULTS, VERIFY_MESSAGES
+from ringcoll.runtime.machine.settings import FAULTS, VERIFY_MESSAGES
 from tests.programs.faults import Caught, catch
 from tests.programs.ranks import fresh_group
 

@@ -26,12 +26,12 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import UserOp
-from ringcoll.collectives import communicator
-from ringcoll.collectives.groups import abort
 from ringcoll.errors import RingcollError
-from ringcoll.group import Communicator, agreement
-from ringcoll.operation import operation
-from ringcoll.watch import monitor
+from ringcoll.runtime.collectives import communicator
+from ringcoll.runtime.collectives.groups import abort
+from ringcoll.runtime.group import Communicator, agreement
+from ringcoll.runtime.operation import operation
+from ringcoll.runtime.watch import monitor
 from tests.programs.disagreements import PROMPT_S, names_operation
 from tests.programs.mortal import Ended, die, run_mortals
 

@@ -24,11 +24,11 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum
-from ringcoll.collectives import OwnGroup, communicator
 from ringcoll.errors import RingcollError
-from ringcoll.group import Communicator
-from ringcoll.schedule import CONTRACTS, Schedule, Step, inp, out, recv, reduce, send, tmp
-from ringcoll.transport import Hub, streams
+from ringcoll.runtime.collectives import OwnGroup, communicator
+from ringcoll.runtime.group import Communicator
+from ringcoll.runtime.transport import Hub, streams
+from ringcoll.schedules import CONTRACTS, Schedule, Step, inp, out, recv, reduce, send, tmp
 from tests.fakes.fake_nccl import World
 from tests.fakes.fake_streams import FakeCuda, in_place, over_nccl
 from tests.programs.threads import together

@@ -18,11 +18,11 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import UserOp
-from ringcoll.algorithms import register, registry, unregister
-from ringcoll.algorithms.ring import ring_all_reduce
-from ringcoll.launch import report
-from ringcoll.schedule import Schedule, Step, inp, out, recv, reduce, send, tmp
-from ringcoll.transport import GlooTransport, Message
+from ringcoll.runtime.launch import report
+from ringcoll.runtime.transport import GlooTransport, Message
+from ringcoll.schedules import Schedule, Step, inp, out, recv, reduce, send, tmp
+from ringcoll.schedules.algorithms import register, registry, unregister
+from ringcoll.schedules.algorithms.ring import ring_all_reduce
 from tests.programs.ranks import fresh_group
 
 __all__ = ["DISAGREEMENTS", "Caught", "disagree"]

@@ -14,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
-from ringcoll.bench import measurements
-from ringcoll.collectives import close
-from ringcoll.simulation import Measurements
+from ringcoll.lab.simulation import Measurements
+from ringcoll.runtime.collectives import close
+from ringcoll.tools.bench import measurements
 
 __all__ = ["ddp_losses", "fsdp_losses", "probed", "time_both"]
 

@@ -10,9 +10,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from ringcoll.launch import Ranks, rendezvous
-from ringcoll.machine import cores
-from ringcoll.reduction import CupyEngine, Kernel, engine, launch_of
+from ringcoll.runtime.launch import Ranks, rendezvous
+from ringcoll.runtime.machine import cores
+from ringcoll.runtime.reduction import CupyEngine, Kernel, engine, launch_of
 from tests.cases.engine_cases import listing
 from tests.cases.kernel_table import KERNELS, runs
 

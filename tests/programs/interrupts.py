@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives import communicator
 from ringcoll.errors import RingcollError
+from ringcoll.runtime.collectives import communicator
 
 __all__ = ["everywhere", "messages"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ringcoll.machine import process_state, served
+from ringcoll.runtime.machine import process_state, served
 
 _LIMIT = timedelta(seconds=30)
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.launch import rendezvous
-from ringcoll.transport import GlooTransport, Message, catalogue
+from ringcoll.runtime.launch import rendezvous
+from ringcoll.runtime.transport import GlooTransport, Message, catalogue
 
 __all__ = [
     "Opened",

@@ -21,13 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ringcoll
-from ringcoll import resilient
 from ringcoll.errors import PeerLostError, RingcollError
-from ringcoll.group import Communicator
-from ringcoll.machine import served
-from ringcoll.resilient import Membership
-from ringcoll.resilient.succession import Member
-from ringcoll.training import BucketedDataParallel
+from ringcoll.runtime.group import Communicator
+from ringcoll.runtime.machine import served
+from ringcoll.training import BucketedDataParallel, resilient
+from ringcoll.training.resilient import Membership
+from ringcoll.training.resilient.succession import Member
 from tests.fakes.hosts import SWITCH, Hosts, Place
 
 _LIMIT = timedelta(seconds=30)
@@ -85,7 +84,7 @@ def run_mortals(
     Returns what each has returned or raised, or that it has ended.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "ringcoll.backend.process_group", __name__])
+    context.set_forkserver_preload(["torch", "ringcoll.training.backend.process_group", __name__])
     server = served() if hosts is None else hosts.store()
     places = [] if hosts is None else [hosts.place(host) for host in where]
     ends: list[Connection] = []

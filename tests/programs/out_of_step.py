@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from ringcoll.collectives import as_group
-from ringcoll.launch import report
+from ringcoll.runtime.collectives import as_group
+from ringcoll.runtime.launch import report
 from ringcoll.training import (
     Gossip,
     LocalSGD,

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives import StoreGroup
 from ringcoll.errors import GroupBrokenError, TransportError
+from ringcoll.runtime.collectives import StoreGroup
 
 _SHORT = timedelta(seconds=1)
 _numbers = count()

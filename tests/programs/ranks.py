@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.testing import COMPLEX, Expected, mismatch
-from ringcoll.watch import lives
+from ringcoll.runtime.watch import lives
+from ringcoll.tools.testing import COMPLEX, Expected, mismatch
 from tests.cases.calls import Case, Prepared, expected, fingerprint, prepare, verdict
 
 __all__ = [

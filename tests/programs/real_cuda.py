@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.transport import (
+from ringcoll.runtime.transport import (
     AroundTransport,
     GlooTransport,
     Handle,

@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import ringcoll.resilient  # what is imported is there when ranks are forked
-from ringcoll.launch import rendezvous
-from ringcoll.machine import served
+import ringcoll.training.resilient  # what is imported is there when ranks are forked
+from ringcoll.runtime.launch import rendezvous
+from ringcoll.runtime.machine import served
 
 STEPS = 30
 KILLED_WITHIN_S = 0.5
@@ -39,7 +39,7 @@ def train(folder: Path, store: dist.Store | None, rank: int, world_size: int) ->
         "ringcoll", store=store, rank=rank, world_size=world_size, timeout=_LIMIT
     )
     two, every = dist.new_group([0, 1]), dist.new_group()
-    resilient = ringcoll.resilient.start()
+    resilient = ringcoll.training.resilient.start()
     saved = folder / "step"
     begin = torch.tensor([float(saved.read_text()) if not rank and saved.exists() else 0.0])
     dist.broadcast(begin, 0)

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives import close, communicator, share_for
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError, TransportError
-from ringcoll.launch import rendezvous, report
-from ringcoll.machine import place, sockets
-from ringcoll.schedule import Schedule
-from ringcoll.transport import Message, catalogue, ucx
+from ringcoll.runtime.collectives import close, communicator, share_for
+from ringcoll.runtime.launch import rendezvous, report
+from ringcoll.runtime.machine import place, sockets
+from ringcoll.runtime.transport import Message, catalogue, ucx
+from ringcoll.schedules import Schedule
 from tests.programs.transports import TRANSPORTS
 
 __all__ = [

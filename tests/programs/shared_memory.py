@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives import StoreGroup, communicator
 from ringcoll.errors import PeerLostError, TransportError
-from ringcoll.launch import report
-from ringcoll.transport import (
+from ringcoll.runtime.collectives import StoreGroup, communicator
+from ringcoll.runtime.launch import report
+from ringcoll.runtime.transport import (
     EXCHANGED,
     PIECE,
     PIECES,
@@ -29,9 +29,9 @@ from ringcoll.transport import (
     SharedMemory,
     SharedTransport,
 )
-from ringcoll.transport.shared import channel as shared_channel
-from ringcoll.transport.shared import memory as shared_memory
-from ringcoll.transport.shared import transport as shared
+from ringcoll.runtime.transport.shared import channel as shared_channel
+from ringcoll.runtime.transport.shared import memory as shared_memory
+from ringcoll.runtime.transport.shared import transport as shared
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 # Around the ends of the ways in which messages travel.

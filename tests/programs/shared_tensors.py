@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.errors import GroupBrokenError, PeerLostError, TransportError
-from ringcoll.launch import report
+from ringcoll.runtime.launch import report
+from ringcoll.runtime.transport import SHORT, Message, SharedMemory
+from ringcoll.runtime.transport.shared import tensors as shared_tensors
+from ringcoll.runtime.transport.shared.tensors import region_of
 from ringcoll.training import HookOptions, all_reduce_hook
-from ringcoll.transport import SHORT, Message, SharedMemory
-from ringcoll.transport.shared import tensors as shared_tensors
-from ringcoll.transport.shared.tensors import region_of
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 _MOST = SHORT // 4 * 3  # elements; two thirds of all messages are long

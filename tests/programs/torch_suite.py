@@ -44,8 +44,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ringcoll.backend import PointToPoint, ProcessGroup
-from ringcoll.launch import RankError, Ranks, rendezvous
+from ringcoll.runtime.launch import RankError, Ranks, rendezvous
+from ringcoll.training.backend import PointToPoint, ProcessGroup
 
 __all__ = [
     "LIMIT_S",

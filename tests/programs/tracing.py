@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.launch import report
+from ringcoll.runtime.launch import report
 from tests.programs.ranks import fresh_group, replace_native
 
 __all__ = ["dies", "rings", "skewed", "trains", "without_native"]

@@ -178,7 +178,7 @@ def train(setting: Setting) -> Trained:
 
 def new_group(setting: Setting) -> Any:
     """A group of the library's own backend."""
-    from ringcoll.backend import Options
+    from ringcoll.training.backend import Options
 
     return dist.new_group(backend=setting.backend, pg_options=Options(algorithm=setting.algorithm))
 
@@ -190,17 +190,17 @@ def new_group(setting: Setting) -> Any:
 def _lengths() -> Iterator[list[int]]:
     """Note the length of every all-reduce that a trainer issues."""
     issued: list[int] = []
-    original = ringcoll.collectives.functions.all_reduce
+    original = ringcoll.runtime.collectives.functions.all_reduce
 
     def noting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         issued.append(tensor.numel())
         return original(tensor, *args, **kwargs)
 
-    ringcoll.collectives.functions.all_reduce = noting  # type: ignore[assignment]
+    ringcoll.runtime.collectives.functions.all_reduce = noting  # type: ignore[assignment]
     try:
         yield issued
     finally:
-        ringcoll.collectives.functions.all_reduce = original
+        ringcoll.runtime.collectives.functions.all_reduce = original
 
 
 def order_of_buckets(branches: tuple[str, ...]) -> tuple[list[int], list[int], int]:

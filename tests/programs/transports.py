@@ -29,9 +29,8 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.launch import report
-from ringcoll.testing import COMPLEX, FLOATS, INTEGERS, bits, values
-from ringcoll.transport import (
+from ringcoll.runtime.launch import report
+from ringcoll.runtime.transport import (
     GlooTransport,
     Message,
     SharedTransport,
@@ -40,7 +39,8 @@ from ringcoll.transport import (
     UcxTransport,
     VerifiedTransport,
 )
-from ringcoll.transport.shared import transport as shared
+from ringcoll.runtime.transport.shared import transport as shared
+from ringcoll.tools.testing import COMPLEX, FLOATS, INTEGERS, bits, values
 from tests.fakes.fake_cuda import DEVICE, Looking, fake_cuda
 from tests.programs.listeners import own_segments
 from tests.programs.real_cuda import ON_GPU

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringcoll
-from ringcoll.backend import ProcessGroup
+from ringcoll.training.backend import ProcessGroup
 
 ROOT = 1
 

@@ -28,13 +28,13 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from ringcoll.launch import PRELOADED, Ranks
+from ringcoll.runtime.launch import PRELOADED, Ranks
 
 ROOT = Path(__file__).parents[2]
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: orphans become children of this process (prctl(2))
 _MOST_BYTES = 1 << 20
 _SERVER = """
-import gc, ringcoll.backend.process_group, ringcoll.launch, torch._dynamo
+import gc, ringcoll.training.backend.process_group, ringcoll.runtime.launch, torch._dynamo
 from tests.programs import warm
 gc.collect(), gc.freeze()
 program = warm.serve({number}, {with_ranks})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringcoll.reduction import bound
+from ringcoll.runtime.reduction import bound
 from tests.cases.engine_cases import DTYPES, Listing, engine_cases, listing, wrong
 from tests.fakes.host_kernels import COMPILER, HostKernels
 

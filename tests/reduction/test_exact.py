@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.reduction.reproducible import exact_sum
+from ringcoll.runtime.reduction.reproducible import exact_sum
 from tests.cases.effort import effort
 
 # Bits of the significand, exponent of the smallest number, exponent above the largest number.

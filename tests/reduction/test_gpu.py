@@ -20,11 +20,11 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, run_threads
-from ringcoll.collectives import arguments as call
 from ringcoll.errors import ArgumentError, MissingExtraError
-from ringcoll.machine import settings
-from ringcoll.reduction import MOST_SOURCES, TORCH, CupyEngine, Engine, gpu, resolve
-from ringcoll.testing import inputs as data
+from ringcoll.runtime.collectives import arguments as call
+from ringcoll.runtime.machine import settings
+from ringcoll.runtime.reduction import MOST_SOURCES, TORCH, CupyEngine, Engine, gpu, resolve
+from ringcoll.tools.testing import inputs as data
 from tests.cases.calls import Case, fingerprint, prepare, verdict
 from tests.cases.effort import effort
 from tests.cases.kernel_table import plain

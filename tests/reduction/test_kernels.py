@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.reduction.gpu import aligned, header
+from ringcoll.runtime.reduction.gpu import aligned, header
 from tests.cases.effort import effort
 from tests.cases.kernel_checks import (
     bits,

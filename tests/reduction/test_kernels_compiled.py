@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from ringcoll.reduction.gpu import MOST_SOURCES, OPTIONS, Kernel, header
+from ringcoll.runtime.reduction.gpu import MOST_SOURCES, OPTIONS, Kernel, header
 from tests.cases.kernel_table import KERNELS, plain, runs
 
 try:

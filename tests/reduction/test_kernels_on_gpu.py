@@ -17,7 +17,7 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.reduction import MOST_SOURCES, bound, resolve
+from ringcoll.runtime.reduction import MOST_SOURCES, bound, resolve
 from tests.cases.engine_cases import DTYPES, engine_cases, wrong
 from tests.cases.kernel_checks import (
     bits,
@@ -332,7 +332,7 @@ def program(first: str, last: str) -> str:
 import sys, warnings
 {first}
 import torch, ringcoll
-from ringcoll.reduction import gpu
+from ringcoll.runtime.reduction import gpu
 
 def main(group):
     tensor = torch.full((1000,), group.rank() + 1.0, device="cuda", dtype=torch.bfloat16)

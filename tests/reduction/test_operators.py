@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ringcoll import UserOp
 from ringcoll.errors import ArgumentError
-from ringcoll.reduction import (
+from ringcoll.runtime.reduction import (
     OPERATORS,
     SERIAL_NUMEL,
     Operator,
@@ -24,7 +24,7 @@ from ringcoll.reduction import (
     premul_sum,
     resolve,
 )
-from ringcoll.schedule import OperandOrder
+from ringcoll.schedules import OperandOrder
 
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)

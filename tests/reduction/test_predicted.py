@@ -11,10 +11,10 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.reduction import predicted_result, reduce_in_order
-from ringcoll.schedule import Order, Program, Schedule, Step, inp, out, recv_reduce, send, verify
+from ringcoll.runtime.reduction import predicted_result, reduce_in_order
+from ringcoll.schedules import Order, Program, Schedule, Step, inp, out, recv_reduce, send, verify
+from ringcoll.schedules.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 
 ALL_REDUCES = list(algorithms("all_reduce"))
 DTYPES = (torch.float32, torch.bfloat16)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringcoll.reduction.user_code import version_of
+from ringcoll.runtime.reduction.user_code import version_of
 
 
 def uses(value: Any) -> Callable[..., Any]:
@@ -74,7 +74,7 @@ def test_processes_agree() -> None:
     """Whatever the order of their sets is, and wherever their objects lie."""
     program = (
         "import torch\n"
-        "from ringcoll.reduction.user_code import version_of\n"
+        "from ringcoll.runtime.reduction.user_code import version_of\n"
         "print(version_of(lambda x, y: x if 'a' in {'a', 'b', 'c', 'd'} else torch.add(x, y)))"
     )
     found = {

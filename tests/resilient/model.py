@@ -1,6 +1,6 @@
 """A checker of the rules by which a group goes on: all interleavings of what its members can do.
 
-The rules are the ones that run: `ringcoll.resilient.succession`. A member is its record, the newest
+The rules are the ones that run: `ringcoll.training.resilient.succession`. A member is its record, the newest
 records that have come to it, the records that it still has to send, and whether it has waited too long. In one
 transition a member sends one record, or reads all that have come and does one step; or it dies, leaves, or
 ends after its group has gone on; or time passes for it. As a member may do nothing for as long as others do
@@ -20,8 +20,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.resilient import Member, Patience, Record, View, succession
-from ringcoll.watch import Process
+from ringcoll.runtime.watch import Process
+from ringcoll.training.resilient import Member, Patience, Record, View, succession
 
 
 class Doing(Enum):

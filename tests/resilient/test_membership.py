@@ -11,11 +11,11 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import GroupBrokenError, PeerLostError
-from ringcoll.machine import deliver, place
-from ringcoll.resilient import membership
-from ringcoll.resilient.membership import Membership
-from ringcoll.resilient.succession import Member, Record, View, _is_quorum
-from ringcoll.watch import Process
+from ringcoll.runtime.machine import deliver, place
+from ringcoll.runtime.watch import Process
+from ringcoll.training.resilient import membership
+from ringcoll.training.resilient.membership import Membership
+from ringcoll.training.resilient.succession import Member, Record, View, _is_quorum
 
 MEMBERS = [Member(f"m{i}", "127.0.0.1", 1000 + i, 2000 + i, Process.own()) for i in range(5)]
 

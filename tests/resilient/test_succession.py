@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.resilient import Member, Patience, Record, View, succession
+from ringcoll.training.resilient import Member, Patience, Record, View, succession
 from tests.resilient.model import CASES, BrokenRulesError, Budget, Model
 
 

@@ -8,11 +8,8 @@ from functools import cache
 
 import pytest
 
-from ringcoll.algorithms import find, ring, schedule_of
-from ringcoll.algorithms.direct import direct_all_reduce
-from ringcoll.algorithms.recursive import recursive_doubling_all_reduce
 from ringcoll.errors import VerificationError
-from ringcoll.schedule import (
+from ringcoll.schedules import (
     Copy,
     Operation,
     Program,
@@ -40,6 +37,9 @@ from ringcoll.schedule import (
     unfinished,
     verify,
 )
+from ringcoll.schedules.algorithms import find, ring, schedule_of
+from ringcoll.schedules.algorithms.direct import direct_all_reduce
+from ringcoll.schedules.algorithms.recursive import recursive_doubling_all_reduce
 
 
 @cache

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule import CONTRACTS, Contract, contract
+from ringcoll.schedules import CONTRACTS, Contract, contract
 
 NAMES = (
     "all_gather",

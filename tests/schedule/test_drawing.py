@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
-from ringcoll.algorithms.bruck import bruck_all_gather
-from ringcoll.algorithms.direct import direct_reduce
-from ringcoll.algorithms.ring import chain_broadcast
-from ringcoll.schedule import (
+from ringcoll.schedules import (
     Program,
     Schedule,
     Step,
@@ -23,6 +19,10 @@ from ringcoll.schedule import (
     send,
     tmp,
 )
+from ringcoll.schedules.algorithms import schedule_of
+from ringcoll.schedules.algorithms.bruck import bruck_all_gather
+from ringcoll.schedules.algorithms.direct import direct_reduce
+from ringcoll.schedules.algorithms.ring import chain_broadcast
 
 
 def every_operation(rank: int) -> Program:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import ringcoll.schedule.ir
-from ringcoll.algorithms import Algorithm, schedule_of
+import ringcoll.schedules.ir
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule import (
+from ringcoll.schedules import (
     Buffer,
     Copy,
     Operation,
@@ -32,6 +31,7 @@ from ringcoll.schedule import (
     send,
     tmp,
 )
+from ringcoll.schedules.algorithms import Algorithm, schedule_of
 from tests.cases.algorithms import EVERY, worlds_of
 
 # The machine may be busy with other things.
@@ -93,7 +93,7 @@ def test_text_round_trip_of_any_program(found: list[list[Step]]) -> None:
 @unhurried
 @given(steps)
 def test_repr_evaluates_back(step: Step) -> None:
-    names = vars(ringcoll.schedule.ir)
+    names = vars(ringcoll.schedules.ir)
     again = eval(repr(step), names)
     assert again == step
     assert type(again) is Step
@@ -104,7 +104,7 @@ def test_repr_evaluates_back(step: Step) -> None:
 @unhurried
 @given(references)
 def test_repr_and_place_of_a_reference(ref: Ref) -> None:
-    assert eval(repr(ref), vars(ringcoll.schedule.ir)) == ref
+    assert eval(repr(ref), vars(ringcoll.schedules.ir)) == ref
     if ref.buffer is Buffer.SCRATCH:
         assert ref.place == (Buffer.SCRATCH, ref.slot)
         assert str(ref) == f"tmp{ref.slot}[{ref.chunk}]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule import CONTRACTS, check_reduces
+from ringcoll.schedules import CONTRACTS, check_reduces
 
 
 @pytest.mark.parametrize("collective", CONTRACTS)

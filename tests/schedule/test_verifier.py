@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from ringcoll.algorithms import Algorithm, find, schedule_of
 from ringcoll.errors import RingcollError, ScheduleError, TooLargeError, VerificationError
-from ringcoll.schedule import (
+from ringcoll.schedules import (
     Buffer,
     Copy,
     Operation,
@@ -38,7 +37,8 @@ from ringcoll.schedule import (
     send,
     tmp,
 )
-from ringcoll.schedule.verifier import Proof, _Symbols, bitwise_equal, verify
+from ringcoll.schedules.algorithms import Algorithm, find, schedule_of
+from ringcoll.schedules.verifier import Proof, _Symbols, bitwise_equal, verify
 from tests.cases.algorithms import EVERY, each_on, name_of
 
 # --- mutations: a correct schedule with one thing changed -----------------------------

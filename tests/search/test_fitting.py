@@ -14,13 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringcoll
-from ringcoll.algorithms import algorithms, find
-from ringcoll.cost import Fitted, Range
 from ringcoll.errors import ArgumentError, ScheduleError, TuningFileError
-from ringcoll.machine import read_fit, write_fit
-from ringcoll.machine.tuning import fit_for
-from ringcoll.schedule import CONTRACTS, chunks_of_data, verify
-from ringcoll.search import (
+from ringcoll.lab.search import (
     FitRange,
     LeastTime,
     SearchTime,
@@ -30,8 +25,8 @@ from ringcoll.search import (
     registered_times,
     slower_links,
 )
-from ringcoll.search.hops import hosts_named
-from ringcoll.simulation import (
+from ringcoll.lab.search.hops import hosts_named
+from ringcoll.lab.simulation import (
     Topology,
     crossbar,
     dragonfly,
@@ -43,6 +38,11 @@ from ringcoll.simulation import (
     topology_text,
     torus,
 )
+from ringcoll.runtime.machine import read_fit, write_fit
+from ringcoll.runtime.machine.tuning import fit_for
+from ringcoll.schedules import CONTRACTS, chunks_of_data, verify
+from ringcoll.schedules.algorithms import algorithms, find
+from ringcoll.schedules.cost import Fitted, Range
 from tests.cases.effort import effort
 
 SLOW_CABLE = topology_from_text(

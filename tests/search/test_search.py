@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import ringcoll
 from ringcoll.errors import ArgumentError, MissingExtraError, VerificationError
-from ringcoll.schedule import Buffer, RecvReduce, Schedule, Send, contract, verify
-from ringcoll.search import (
+from ringcoll.lab.search import (
     METHODS,
     SEARCHED,
     bounds,
@@ -29,11 +28,11 @@ from ringcoll.search import (
     solve,
     synthesize,
 )
-from ringcoll.search.bounds import least_rounds_per_chunk, least_steps, maximum_flow
-from ringcoll.search.front import _Search
-from ringcoll.search.hops import HopGraph, Limit, schedule_of_moves
-from ringcoll.search.solvers import Answer, speeds_of_steps
-from ringcoll.simulation import (
+from ringcoll.lab.search.bounds import least_rounds_per_chunk, least_steps, maximum_flow
+from ringcoll.lab.search.front import _Search
+from ringcoll.lab.search.hops import HopGraph, Limit, schedule_of_moves
+from ringcoll.lab.search.solvers import Answer, speeds_of_steps
+from ringcoll.lab.simulation import (
     Link,
     Topology,
     crossbar,
@@ -45,6 +44,7 @@ from ringcoll.simulation import (
     topology_from_text,
     torus,
 )
+from ringcoll.schedules import Buffer, RecvReduce, Schedule, Send, contract, verify
 from tests.cases.effort import effort
 
 UNEVEN = topology_from_text(

@@ -2,12 +2,12 @@
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
-from ringcoll.schedule import estimated_messages
-from ringcoll.search import bounds
-from ringcoll.search.bounds import HARDLY, TimesOnNetwork
-from ringcoll.search.front import trees_of
-from ringcoll.simulation import dragonfly, simulate, topology_from_text, torus
+from ringcoll.lab.search import bounds
+from ringcoll.lab.search.bounds import HARDLY, TimesOnNetwork
+from ringcoll.lab.search.front import trees_of
+from ringcoll.lab.simulation import dragonfly, simulate, topology_from_text, torus
+from ringcoll.schedules import estimated_messages
+from ringcoll.schedules.algorithms import schedule_of
 
 HOSTS = "".join(f"{rank} -- h{rank % 3} 5 1\n" for rank in range(6))
 NETWORKS = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation import (
+from ringcoll.lab.simulation import (
     Link,
     Topology,
     crossbar,

@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given
 
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation import Measurements, Topology, topology_from_text, topology_of
-from ringcoll.simulation.event_engine import Flows, SimulatedMessage
-from ringcoll.simulation.measured import Pair, Sample, Trial, _sharing, links_of, tournament, trials
+from ringcoll.lab.simulation import Measurements, Topology, topology_from_text, topology_of
+from ringcoll.lab.simulation.event_engine import Flows, SimulatedMessage
+from ringcoll.lab.simulation.measured import (
+    Pair,
+    Sample,
+    Trial,
+    _sharing,
+    links_of,
+    tournament,
+    trials,
+)
 from tests.cases.effort import effort
 from tests.cases.malformed import documents
 

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation import crossbar, fat_tree, simulate
-from ringcoll.simulation.results import TRACKS
-from ringcoll.tracing.trace_events import _TRACKS
+from ringcoll.lab.simulation import crossbar, fat_tree, simulate
+from ringcoll.lab.simulation.results import TRACKS
+from ringcoll.schedules.algorithms import schedule_of
+from ringcoll.tools.tracing.trace_events import _TRACKS
 from tests.cases.pictures import PictureError, check, check_schedule
 
 

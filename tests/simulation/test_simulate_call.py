@@ -15,11 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ringcoll
-from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
-from ringcoll.cost import LinkCosts, lower_bound
 from ringcoll.errors import ArgumentError, ScheduleError, TooLargeError
-from ringcoll.schedule import Schedule, Send, Step, chunks_of_data, inp, out, recv, send, tally_of
-from ringcoll.simulation import (
+from ringcoll.lab.simulation import (
     Link,
     SimulatedRun,
     Topology,
@@ -31,6 +28,9 @@ from ringcoll.simulation import (
     simulate,
     torus,
 )
+from ringcoll.schedules import Schedule, Send, Step, chunks_of_data, inp, out, recv, send, tally_of
+from ringcoll.schedules.algorithms import Algorithm, algorithms, find, schedule_of
+from ringcoll.schedules.cost import LinkCosts, lower_bound
 from tests.cases.algorithms import each_on
 
 ALPHA, BETA, GAMMA = Fraction(7, 10**6), Fraction(2, 10**9), Fraction(3, 10**10)
@@ -452,7 +452,7 @@ def refuse(*names: str) -> None:
     ],
 )
 def test_bad_calls_are_refused_before_work_begins(arguments, said, monkeypatch) -> None:
-    monkeypatch.setattr("ringcoll.simulation.simulate_call.RunSettings", refuse)
+    monkeypatch.setattr("ringcoll.lab.simulation.simulate_call.RunSettings", refuse)
     call = {
         "schedule": schedule_of("all_reduce", "ring", 4),
         "nbytes": 40,
@@ -519,13 +519,13 @@ def test_a_refusal_counts_the_messages(
     engine: str, segments: int, most: int, counted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ring of 4 ranks has 2 (k - 1) k = 24 messages; folded to one rank, 6 of them are simulated."""
-    monkeypatch.setattr("ringcoll.simulation.simulate_call._MOST_MESSAGES", most)
+    monkeypatch.setattr("ringcoll.lab.simulation.simulate_call._MOST_MESSAGES", most)
     schedule, network = schedule_of("all_reduce", "ring", 4), crossbar(4, bandwidth=1)
     with pytest.raises(
         TooLargeError, match=f"about {counted} messages here, expected at most {most}"
     ):
         simulate(schedule, 400, network, segments=segments, engine=engine)
-    monkeypatch.setattr("ringcoll.simulation.simulate_call._MOST_MESSAGES", counted)
+    monkeypatch.setattr("ringcoll.lab.simulation.simulate_call._MOST_MESSAGES", counted)
     assert simulate(schedule, 400, network, segments=segments, engine=engine).seconds > 0
 
 

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule import Schedule, Step, inp, out, recv, send
-from ringcoll.simulation import (
+from ringcoll.lab.simulation import (
     Link,
     SimulatedRun,
     Topology,
@@ -26,8 +24,10 @@ from ringcoll.simulation import (
     simulate,
     torus,
 )
-from ringcoll.simulation.lockstep import RankWave, never_full, senders_of
-from ringcoll.simulation.symmetry import TurnedRank, folded, turned_programs
+from ringcoll.lab.simulation.lockstep import RankWave, never_full, senders_of
+from ringcoll.lab.simulation.symmetry import TurnedRank, folded, turned_programs
+from ringcoll.schedules import Schedule, Step, inp, out, recv, send
+from ringcoll.schedules.algorithms import algorithms, schedule_of
 
 NBYTES = 840
 WORLD_SIZES = (2, 3, 4, 6, 8)

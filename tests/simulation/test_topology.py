@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation import (
+from ringcoll.lab.simulation import (
     FORMS,
     PRESETS,
     Link,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ringcoll.errors import PeerLostError
-from ringcoll.launch import RankError
-from ringcoll.testing.pool import (
+from ringcoll.runtime.launch import RankError
+from ringcoll.tools.testing.pool import (
     Failure,
     Group,
     RanksTraceback,
@@ -89,7 +89,7 @@ def test_a_failure_says_what_was_raised_where() -> None:
     assert isinstance(found, Failure)
     assert (found.rank, found.kind, found.text) == (5, "LookupError", "no such thing")
     assert "in fails" in found.trace
-    assert "ringcoll/testing" not in found.trace
+    assert "ringcoll/tools/testing" not in found.trace
     assert isinstance(pickle.loads(found.error), LookupError)
     assert pickle.loads(attempt(0, lambda: [1, 2])) == [1, 2]  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from ringcoll.testing import values
+from ringcoll.tools.testing import values
 
 
 def test_neighbours_ranks_and_blocks_differ() -> None:

@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch import RankError, pickled
-from ringcoll.testing import ranks
-from ringcoll.testing.on_ranks import _difference
-from ringcoll.testing.pool import Source, _load
+from ringcoll.runtime.launch import RankError, pickled
+from ringcoll.tools.testing import ranks
+from ringcoll.tools.testing.on_ranks import _difference
+from ringcoll.tools.testing.pool import Source, _load
 
 
 @dataclass
@@ -207,7 +207,7 @@ def test_a_rank_that_dies_at_the_import(tmp_path: Path, monkeypatch: pytest.Monk
 NOTEBOOK = """
 import sys
 from ringcoll.errors import ArgumentError
-from ringcoll.testing import ranks
+from ringcoll.tools.testing import ranks
 
 class Adds:
     def __call__(self, number):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.testing import plugin
+from ringcoll.tools.testing import plugin
 from tests.cases.pages import ROOT, blocks
 
 pytestmark = pytest.mark.processes
-PLUGIN = ("-p", "ringcoll.testing.plugin", "-p", "no:cacheprovider")
+PLUGIN = ("-p", "ringcoll.tools.testing.plugin", "-p", "no:cacheprovider")
 
 HEAD = """
 import os, signal, time, unittest
@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest, torch
 import torch.distributed as dist
 from hypothesis import assume, given, settings, strategies as st
-from ringcoll.testing import given_collective, ranks
+from ringcoll.tools.testing import given_collective, ranks
 
 def summed(value=1):
     tensor = torch.tensor([value * (dist.get_rank() + 1)])
@@ -190,7 +190,7 @@ def test_every_way(pytester: pytest.Pytester) -> None:
     for name in ("test_one_fails[gloo]", "test_one_fails[ringcoll]", "test_thread_fails"):
         text = shown[name]
         first, _, rest = text.partition("rank 1 of 3:\n")
-        assert not first.strip().replace("ringcoll.testing.pool.RanksTraceback:", "").strip()
+        assert not first.strip().replace("ringcoll.tools.testing.pool.RanksTraceback:", "").strip()
         trace, _, others = rest.partition("rank 0 failed after it: ")
         assert "assert value != 1" in trace
         assert "AssertionError: assert 1 != 1" in trace
@@ -239,7 +239,7 @@ def test_nothing_heavy_is_imported_for_others(pytester: pytest.Pytester) -> None
     pytester.makepyfile(
         test_plain="import sys\ndef test_plain():\n"
         "    assert not {'torch', 'numpy'} & sys.modules.keys()\n"
-        "    assert 'ringcoll.testing.plugin' in sys.modules\n"
+        "    assert 'ringcoll.tools.testing.plugin' in sys.modules\n"
     )
     result = pytester.runpytest_subprocess(*PLUGIN, "-p", "no:hypothesispytest")
     result.assert_outcomes(passed=1)
@@ -249,7 +249,7 @@ def test_without_pytest_and_hypothesis() -> None:
     code = (
         "import sys\nsys.modules.update(dict.fromkeys(['pytest', 'hypothesis']))\n"
         "import ringcoll\n"
-        "try:\n    ringcoll.testing.given_collective()\n"
+        "try:\n    ringcoll.tools.testing.given_collective()\n"
         "except ringcoll.errors.MissingExtraError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -258,7 +258,7 @@ def test_without_pytest_and_hypothesis() -> None:
 
 def test_an_installation_names_the_plugin() -> None:
     """Pytest loads it by this name where plugins are loaded by themselves, as they are not here."""
-    (entry,) = entry_points(group="pytest11", name="ringcoll.testing.plugin")
+    (entry,) = entry_points(group="pytest11", name="ringcoll.tools.testing.plugin")
     assert entry.load() is plugin
 
 

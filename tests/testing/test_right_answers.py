@@ -1,4 +1,4 @@
-"""`ringcoll.testing`: definitions against the reference of this library's own tests."""
+"""`ringcoll.tools.testing`: definitions against the reference of this library's own tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.testing import given_collective, inputs, ranks
-from ringcoll.testing.collective import DTYPES
-from ringcoll.testing.inputs import operators, reduced
+from ringcoll.tools.testing import given_collective, inputs, ranks
+from ringcoll.tools.testing.collective import DTYPES
+from ringcoll.tools.testing.inputs import operators, reduced
 from tests.cases import reference
 
 PAIRS = [(dtype, op) for dtype in DTYPES for op in operators(dtype)]

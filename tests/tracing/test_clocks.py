@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.errors import TraceError
-from ringcoll.tracing import Records, trace_events
-from ringcoll.tracing.recorder import Clock, Sighting, agree
+from ringcoll.tools.tracing import Records, trace_events
+from ringcoll.tools.tracing.recorder import Clock, Sighting, agree
 from tests.cases.effort import effort
 
 

@@ -18,8 +18,10 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.group import Communicator
-from ringcoll.tracing import (
+from ringcoll.runtime.group import Communicator
+from ringcoll.runtime.transport import Hub
+from ringcoll.runtime.watch.phases import PhaseLog, PhaseSpan, ThreadWait
+from ringcoll.tools.tracing import (
     MessageEnd,
     PhaseTimes,
     Recording,
@@ -29,12 +31,10 @@ from ringcoll.tracing import (
     phase_times,
     summarize_phases,
 )
-from ringcoll.tracing.block import _take
-from ringcoll.tracing.summary import findings
+from ringcoll.tools.tracing.block import _take
+from ringcoll.tools.tracing.summary import findings
 from ringcoll.training import Messages, phase, waiting
 from ringcoll.training.messages import Arrivals
-from ringcoll.transport import Hub
-from ringcoll.watch.phases import PhaseLog, PhaseSpan, ThreadWait
 from tests.cases.pictures import PictureError, check, messages
 
 LONG_S = 0.2

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ArgumentError, GroupBrokenError, RingcollError, TraceError
-from ringcoll.schedule import contract, verify
-from ringcoll.tracing import Recording, Span, TracedOperation
-from ringcoll.tracing.summary import shares
+from ringcoll.schedules import contract, verify
+from ringcoll.schedules.algorithms import schedule_of
+from ringcoll.tools.tracing import Recording, Span, TracedOperation
+from ringcoll.tools.tracing.summary import shares
 from tests.cases import pictures
 from tests.cases.algorithms import each_on
 from tests.cases.calls import Case, prepare, verdict
@@ -275,7 +275,7 @@ def test_nothing_is_noted_when_it_is_off(tmp_path, monkeypatch):
         assert not is_traced(group)
         barrier.wait()
         for name in ("begin", "traced", "end", "attach"):
-            monkeypatch.setattr(f"ringcoll.tracing.recorder.Tracer.{name}", fail)
+            monkeypatch.setattr(f"ringcoll.tools.tracing.recorder.Tracer.{name}", fail)
         barrier.wait()
         reduce_ones(group)
         reduce_ones(group, async_op=True)
@@ -292,7 +292,7 @@ def test_the_check_for_off_would_notice(tmp_path, monkeypatch):
         with ringcoll.trace(tmp_path / "trace.json", group):
             reduce_ones(group)
 
-    monkeypatch.setattr("ringcoll.tracing.recorder.Tracer.begin", fail)
+    monkeypatch.setattr("ringcoll.tools.tracing.recorder.Tracer.begin", fail)
     with pytest.raises(AssertionError, match="something of the trace"):
         run_threads(main, 1)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ringcoll import testing
-from ringcoll.algorithms import schedule_of
-from ringcoll.launch import RankError, Ranks
-from ringcoll.schedule import verify
+from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.schedules import verify
+from ringcoll.schedules.algorithms import schedule_of
 from tests.cases.pictures import check, check_schedule
 from tests.programs import tracing
 

@@ -11,7 +11,7 @@ import torch
 
 from ringcoll import all_reduce, run_threads, testing
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
-from ringcoll.launch import RankError
+from ringcoll.runtime.launch import RankError
 from ringcoll.training import Messages
 from tests.programs import out_of_step
 from tests.programs.out_of_step import (

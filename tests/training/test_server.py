@@ -12,7 +12,7 @@ from torch import nn
 
 from ringcoll import run_threads
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
-from ringcoll.launch import RankError
+from ringcoll.runtime.launch import RankError
 from ringcoll.training import ParameterServer, ServerWorker, systems
 from tests.programs import out_of_step
 from tests.programs.out_of_step import REFERENCES, close, initial, loss_on_all, with_server

@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from ringcoll import run_threads, testing
-from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, BackwardError, MismatchError
+from ringcoll.runtime.collectives import functions as api
 from ringcoll.training import (
     ModelStates,
     ShardedAdamW,

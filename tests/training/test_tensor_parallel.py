@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringcoll import LocalGroup, run_threads
-from ringcoll.collectives import functions
 from ringcoll.errors import ArgumentError
+from ringcoll.runtime.collectives import functions
 from ringcoll.training import (
     Transformer,
     TransformerShape,

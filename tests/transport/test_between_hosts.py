@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ringcoll.algorithms import schedule_of
-from ringcoll.launch import RankError
-from ringcoll.machine import hosts_of, place
-from ringcoll.schedule import CONTRACTS, contract
+from ringcoll.runtime.launch import RankError
+from ringcoll.runtime.machine import hosts_of, place
+from ringcoll.schedules import CONTRACTS, contract
+from ringcoll.schedules.algorithms import schedule_of
 from tests.cases.calls import Case
 from tests.fakes.hosts import HostRanks, Hosts, reason_why_not
 from tests.programs import several_hosts

@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.backend import process_group as backend
-from ringcoll.collectives import groups
 from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
-from ringcoll.transport import (
+from ringcoll.runtime.collectives import groups
+from ringcoll.runtime.transport import (
     GlooTransport,
     Hub,
     LocalTransport,
@@ -31,6 +30,7 @@ from ringcoll.transport import (
     streams,
     ucx,
 )
+from ringcoll.training.backend import process_group as backend
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.second_device import FIRST, SECOND, Elsewhere
 from tests.programs.threads import together
@@ -223,7 +223,9 @@ def test_ranks_with_different_transports_are_told(monkeypatch: pytest.MonkeyPatc
 
 def test_a_rank_that_lacks_what_others_have_says_why(monkeypatch: pytest.MonkeyPatch):
     store = dist.HashStore()
-    monkeypatch.setattr("ringcoll.transport.ucx.check", lambda: refuse("no UCX is installed"))
+    monkeypatch.setattr(
+        "ringcoll.runtime.transport.ucx.check", lambda: refuse("no UCX is installed")
+    )
 
     def main(rank: int) -> None:
         transport: Any = SimpleNamespace(

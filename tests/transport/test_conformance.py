@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.launch import RankError, Ranks
-from ringcoll.transport import Hub, Message, NarrowTransport
+from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.runtime.transport import Hub, Message, NarrowTransport
 from tests.programs import several_hosts, transports
 from tests.programs.transports import CONFORMANCE, spares_other_connections
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from ringcoll.launch import Ranks
-from ringcoll.transport import Hub, StagedTransport
+from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime.transport import Hub, StagedTransport
 from tests.cases.optional import optional
 from tests.programs.real_cuda import ON_GPU, Busy, gpu
 from tests.programs.transports import CONFORMANCE, conforms

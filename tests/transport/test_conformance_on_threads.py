@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ringcoll.transport import PIECES
+from ringcoll.runtime.transport import PIECES
 from tests.programs import shared_memory as program
 from tests.programs.threads import together
 from tests.programs.transports import CHECKS, CONFORMANCE, LIMIT_S, TRANSPORTS

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import ringcoll
 from ringcoll import Faults, LocalGroup, run_threads
-from ringcoll.algorithms import algorithms
 from ringcoll.errors import (
     ArgumentError,
     CollectiveTimeoutError,
@@ -23,8 +22,16 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.transport import AroundTransport, Handle, Hub, LocalTransport, Message, as_asked
-from ringcoll.transport.faulty import FaultyTransport
+from ringcoll.runtime.transport import (
+    AroundTransport,
+    Handle,
+    Hub,
+    LocalTransport,
+    Message,
+    as_asked,
+)
+from ringcoll.runtime.transport.faulty import FaultyTransport
+from ringcoll.schedules.algorithms import algorithms
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.effort import effort
 from tests.cases.strategies import cases

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.launch import rendezvous
-from ringcoll.transport import GlooTransport, Message
+from ringcoll.runtime.launch import rendezvous
+from ringcoll.runtime.transport import GlooTransport, Message
 
-gloo: Any = import_module("ringcoll.transport.gloo")
+gloo: Any = import_module("ringcoll.runtime.transport.gloo")
 
 
 @pytest.fixture

@@ -29,13 +29,13 @@ from torch._C._distributed_c10d import Backend
 
 import ringcoll
 from ringcoll import LocalGroup
-from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.errors import MismatchError, PeerLostError, TransportError
-from ringcoll.group import Communicator, communicator
-from ringcoll.machine import settings
-from ringcoll.schedule import Recv, RecvReduce, Send, contract
-from ringcoll.transport import Message, nccl
-from ringcoll.transport.nccl import NcclTransport, grouped
+from ringcoll.runtime.group import Communicator, communicator
+from ringcoll.runtime.machine import settings
+from ringcoll.runtime.transport import Message, nccl
+from ringcoll.runtime.transport.nccl import NcclTransport, grouped
+from ringcoll.schedules import Recv, RecvReduce, Send, contract
+from ringcoll.schedules.algorithms import algorithms, schedule_of
 from tests.cases.algorithms import each_on
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.effort import effort
@@ -399,8 +399,8 @@ def test_nobody_waits_for_ever_for_the_end(
 EXITS = """
 import torch, torch.distributed as dist
 from ringcoll import LocalGroup, all_reduce
-from ringcoll.group.communicator import Communicator
-from ringcoll.transport import nccl
+from ringcoll.runtime.group.communicator import Communicator
+from ringcoll.runtime.transport import nccl
 from tests.transport.test_nccl import Stuck
 from tests.fakes.fake_nccl import World
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from ringcoll.launch import Ranks
-from ringcoll.schedule import CONTRACTS
+from ringcoll.runtime.launch import Ranks
+from ringcoll.schedules import CONTRACTS
 from tests.cases.batches import Batch, batches, check_batch
 from tests.cases.calls import Case
 from tests.cases.effort import effort

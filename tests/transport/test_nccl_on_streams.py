@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup
-from ringcoll.algorithms import algorithms
 from ringcoll.errors import (
     CollectiveTimeoutError,
     GroupBrokenError,
@@ -27,9 +26,10 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.operation import operation
-from ringcoll.transport import Message, NcclTransport, nccl
-from ringcoll.watch import Progress
+from ringcoll.runtime.operation import operation
+from ringcoll.runtime.transport import Message, NcclTransport, nccl
+from ringcoll.runtime.watch import Progress
+from ringcoll.schedules.algorithms import algorithms
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.fake_streams import FakeCuda, StreamedGroup, in_place, run
 

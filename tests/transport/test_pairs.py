@@ -11,8 +11,15 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.transport import Hub, LocalTransport, Message, SharedTransport, catalogue, told_by
-from ringcoll.transport.around import PairsTransport
+from ringcoll.runtime.transport import (
+    Hub,
+    LocalTransport,
+    Message,
+    SharedTransport,
+    catalogue,
+    told_by,
+)
+from ringcoll.runtime.transport.around import PairsTransport
 
 
 class Near(SharedTransport):

@@ -12,12 +12,18 @@ import pytest
 import torch
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch import RankError, Ranks
-from ringcoll.transport import SharedMemory, catalogue
-from ringcoll.transport.shared import memory as shared_memory
-from ringcoll.transport.shared import transport as shared
-from ringcoll.transport.shared.channel import PeerChannel, RingReceive
-from ringcoll.transport.shared.memory import PIECES, SharedLayout, identity, may_write, read_process
+from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.runtime.transport import SharedMemory, catalogue
+from ringcoll.runtime.transport.shared import memory as shared_memory
+from ringcoll.runtime.transport.shared import transport as shared
+from ringcoll.runtime.transport.shared.channel import PeerChannel, RingReceive
+from ringcoll.runtime.transport.shared.memory import (
+    PIECES,
+    SharedLayout,
+    identity,
+    may_write,
+    read_process,
+)
 from tests.programs import shared_memory as program
 from tests.programs.read_only import read_only
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import PeerLostError
-from ringcoll.transport import PIECE, PIECES, Message, SharedTransport
+from ringcoll.runtime.transport import PIECE, PIECES, Message, SharedTransport
 
 LIMIT_S = 20.0
 Pair = tuple[SharedTransport, SharedTransport]

@@ -14,11 +14,11 @@ import torch
 
 import ringcoll
 from ringcoll.errors import ArgumentError, SharingError
-from ringcoll.launch import RankError, Ranks
-from ringcoll.transport import SharedMemory
-from ringcoll.transport.shared import tensors as shared_tensors
-from ringcoll.transport.shared.memory import identity
-from ringcoll.transport.shared.tensors import PeerRegions, region_of, regions_now
+from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.runtime.transport import SharedMemory
+from ringcoll.runtime.transport.shared import tensors as shared_tensors
+from ringcoll.runtime.transport.shared.memory import identity
+from ringcoll.runtime.transport.shared.tensors import PeerRegions, region_of, regions_now
 from tests.programs import shared_tensors as program
 
 

@@ -25,12 +25,9 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup
-from ringcoll.algorithms import algorithms
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.group import Communicator
-from ringcoll.schedule import contract
-from ringcoll.testing import FLOATS, INTEGERS, bits, values
-from ringcoll.transport import (
+from ringcoll.runtime.group import Communicator
+from ringcoll.runtime.transport import (
     Handle,
     Hub,
     LocalTransport,
@@ -42,8 +39,11 @@ from ringcoll.transport import (
     settle,
     ucx,
 )
-from ringcoll.transport.around import PINNED_BYTES, SEGMENT_BYTES, Copies, StagedTransport
-from ringcoll.transport.base import devices_of
+from ringcoll.runtime.transport.around import PINNED_BYTES, SEGMENT_BYTES, Copies, StagedTransport
+from ringcoll.runtime.transport.base import devices_of
+from ringcoll.schedules import contract
+from ringcoll.schedules.algorithms import algorithms
+from ringcoll.tools.testing import FLOATS, INTEGERS, bits, values
 from tests.cases.algorithms import worlds_of
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.effort import effort

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup
-from ringcoll.collectives.calls import Deferred
 from ringcoll.errors import CaptureError, MismatchError
-from ringcoll.transport import Message, NcclTransport, streams
+from ringcoll.runtime.collectives.calls import Deferred
+from ringcoll.runtime.transport import Message, NcclTransport, streams
 from tests.fakes.fake_nccl import World
 from tests.fakes.fake_streams import FakeCuda, StreamedGroup, in_place, run
 from tests.programs.stream_program import expected_results, stream_program

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup
-from ringcoll.backend import process_group as backend
-from ringcoll.collectives import groups
 from ringcoll.errors import CaptureError
-from ringcoll.transport import NcclTransport
+from ringcoll.runtime.collectives import groups
+from ringcoll.runtime.transport import NcclTransport
+from ringcoll.training.backend import process_group as backend
 from tests.programs.stream_program import expected_results, stream_program
 
 pytestmark = pytest.mark.gpu

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, MissingExtraError, PeerLostError, TransportError
-from ringcoll.transport import Message, catalogue, nccl, ucx
+from ringcoll.runtime.transport import Message, catalogue, nccl, ucx
 from tests.fakes.fake_cuda import DEVICE, fake_cuda, on_device
 
 CPU = torch.device("cpu")

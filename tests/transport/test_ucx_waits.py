@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.transport import ucx
+from ringcoll.runtime.transport import ucx
 
 PEER, LIMIT_S = 2, 20.0
 

@@ -11,9 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, MismatchError, PeerLostError
-from ringcoll.operation import Turn
-from ringcoll.watch import CallComparison, Lives, Monitor
-from ringcoll.watch.notices import LEFT
+from ringcoll.runtime.operation import Turn
+from ringcoll.runtime.watch import CallComparison, Lives, Monitor
+from ringcoll.runtime.watch.notices import LEFT
 from tests.programs.threads import together
 
 WORLD_SIZE = 3

@@ -16,7 +16,7 @@ import torch
 import ringcoll
 from ringcoll import LocalGroup, testing
 from ringcoll.errors import PeerLostError, TransportError
-from ringcoll.group import communicator
+from ringcoll.runtime.group import communicator
 from tests.programs.disagreements import (
     KINDS,
     ODD,

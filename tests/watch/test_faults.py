@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ringcoll.launch import RankError, Ranks
-from ringcoll.machine import served
+from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.runtime.machine import served
 from tests.programs import alarms, faults
 from tests.programs.faults import Caught
 from tests.programs.started import started

@@ -24,11 +24,18 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.errors import ArgumentError
-from ringcoll.group import Communicator
-from ringcoll.machine import program
-from ringcoll.operation import Turn, Wait
-from ringcoll.watch import Running, answering, ask, flight_recorder, flight_report, read_record
-from ringcoll.watch.flight_report import Answering
+from ringcoll.runtime.group import Communicator
+from ringcoll.runtime.machine import program
+from ringcoll.runtime.operation import Turn, Wait
+from ringcoll.runtime.watch import (
+    Running,
+    answering,
+    ask,
+    flight_recorder,
+    flight_report,
+    read_record,
+)
+from ringcoll.runtime.watch.flight_report import Answering
 from tests.programs.listeners import listening
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such sockets")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.watch import SENDS, read_record, related, report
+from ringcoll.runtime.watch import SENDS, read_record, related, report
 
 Record = dict[str, Any]
 CALL = "all_reduce(sum, float32, 12 elements, algorithm ring)"

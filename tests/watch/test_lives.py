@@ -16,8 +16,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.machine import Address, Lines, ProcessState, lines, own_address, place, process_state
-from ringcoll.watch import Lives, Process, lives, tell
+from ringcoll.runtime.machine import (
+    Address,
+    Lines,
+    ProcessState,
+    lines,
+    own_address,
+    place,
+    process_state,
+)
+from ringcoll.runtime.watch import Lives, Process, lives, tell
 
 HERE, ELSEWHERE = "this kernel", "another kernel"
 ADDRESS = ("192.0.2.1", 5)

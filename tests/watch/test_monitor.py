@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.operation import Turn
-from ringcoll.watch import Monitor, Process
+from ringcoll.runtime.operation import Turn
+from ringcoll.runtime.watch import Monitor, Process
 
 FAR = Process(1, "1", "another kernel", ("192.0.2.1", 1))
 LIMIT_S = 2.5  # longer than the last messages of a process that has ended are waited for

@@ -25,7 +25,7 @@ from ringcoll.errors import (
     PeerLostError,
     RingcollError,
 )
-from ringcoll.machine import settings
+from ringcoll.runtime.machine import settings
 from tests.programs import last_calls
 from tests.programs.mortal import run_mortals
 

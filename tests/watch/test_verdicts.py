@@ -21,11 +21,11 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.operation import Wait
-from ringcoll.watch import Issued, Monitor, Names, Process, Running, diagnosis, notices
-from ringcoll.watch import monitor as watching
-from ringcoll.watch.monitor import WatchState
-from ringcoll.watch.notices import FAILURES, Notices
+from ringcoll.runtime.operation import Wait
+from ringcoll.runtime.watch import Issued, Monitor, Names, Process, Running, diagnosis, notices
+from ringcoll.runtime.watch import monitor as watching
+from ringcoll.runtime.watch.monitor import WatchState
+from ringcoll.runtime.watch.notices import FAILURES, Notices
 
 WORLD_SIZE = 4
 CALL = "all_reduce(ring)"

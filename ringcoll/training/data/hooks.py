@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives import as_group, share_for
-from ringcoll.collectives import functions as api
-from ringcoll.reduction import Reproducible
-from ringcoll.schedule import Schedule
+from ringcoll.runtime.collectives import as_group, share_for
+from ringcoll.runtime.collectives import functions as api
+from ringcoll.runtime.reduction import Reproducible
+from ringcoll.schedules import Schedule
 from ringcoll.training.data.parallel import Weighing, average_op
 
 

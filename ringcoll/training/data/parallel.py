@@ -57,14 +57,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ringcoll.collectives import as_group
-from ringcoll.collectives import functions as api
 from ringcoll.errors import BackwardError
-from ringcoll.group import Work
-from ringcoll.reduction import Reproducible, premul_sum
-from ringcoll.schedule import Schedule
+from ringcoll.runtime.collectives import as_group
+from ringcoll.runtime.collectives import functions as api
+from ringcoll.runtime.group import Work
+from ringcoll.runtime.reduction import Reproducible, premul_sum
+from ringcoll.runtime.transport import lasting_zeros
+from ringcoll.schedules import Schedule
 from ringcoll.training.model_on_ranks import begin_alike, check_dense, require, trained, views_of
-from ringcoll.transport import lasting_zeros
 
 BUCKET_BYTES = 25 << 20
 """Bytes of parameters of a bucket, as in torch's DistributedDataParallel."""

@@ -64,8 +64,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ringcoll.collectives import as_group
-from ringcoll.collectives import functions as api
+from ringcoll.runtime.collectives import as_group
+from ringcoll.runtime.collectives import functions as api
 from ringcoll.training.messages import Messages
 from ringcoll.training.model_on_ranks import FlatParameters, begin_alike, require, trained
 from ringcoll.training.names import GRAPHS

@@ -38,9 +38,9 @@ from torch.nn.functional import pad
 from torch.optim import Optimizer
 
 from ringcoll.errors import PeerLostError
+from ringcoll.runtime.watch import phase
 from ringcoll.training.messages import Arrivals, Messages
 from ringcoll.training.model_on_ranks import FlatParameters, begin_alike, require
-from ringcoll.watch import phase
 
 SERVER = 0
 """Rank of the server."""

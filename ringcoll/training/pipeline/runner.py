@@ -49,9 +49,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ringcoll.collectives import as_group
-from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.runtime.collectives import as_group
+from ringcoll.runtime.collectives import functions as api
+from ringcoll.runtime.watch import phase
 from ringcoll.training.messages import Messages, tie
 from ringcoll.training.model_on_ranks import check_alike, gathered, require
 from ringcoll.training.pipeline.pipeline_schedule import (
@@ -59,7 +60,6 @@ from ringcoll.training.pipeline.pipeline_schedule import (
     Kind,
     PipelineSchedule,
 )
-from ringcoll.watch import phase
 
 _Completion = Callable[[], None]  # waits until a message is complete
 

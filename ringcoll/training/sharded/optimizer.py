@@ -72,7 +72,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringcoll.collectives import functions as api
+from ringcoll.runtime.collectives import functions as api
 from ringcoll.training.data.parallel import BUCKET_BYTES
 from ringcoll.training.sharded.sharded_buckets import ShardedBuckets
 

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ringcoll.collectives import as_group
-from ringcoll.collectives import functions as api
 from ringcoll.errors import BackwardError
-from ringcoll.group import Work
+from ringcoll.runtime.collectives import as_group
+from ringcoll.runtime.collectives import functions as api
+from ringcoll.runtime.group import Work
+from ringcoll.runtime.transport import lasting_zeros
 from ringcoll.training.data.parallel import BucketsInOrder, GradientBucket, assign_buckets
 from ringcoll.training.model_on_ranks import begin_alike, check_dense, require, views_of
-from ringcoll.transport import lasting_zeros
 
 _MOST_REDUCING = 2  # buckets on their way while the gradients of the next are computed
 

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ringcoll.collectives import as_group
-from ringcoll.collectives import functions as api
+from ringcoll.runtime.collectives import as_group
+from ringcoll.runtime.collectives import functions as api
 
 # Of a tensor, by the ranks of a group, along a dimension.
 _Map = Callable[[Tensor, Any, int], Tensor]

@@ -37,9 +37,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ringcoll.collectives import as_group
-from ringcoll.collectives import functions as api
-from ringcoll.group import Work
+from ringcoll.runtime.collectives import as_group
+from ringcoll.runtime.collectives import functions as api
+from ringcoll.runtime.group import Work
 from ringcoll.training.model_on_ranks import require
 from ringcoll.training.task import Attention, Transformer
 

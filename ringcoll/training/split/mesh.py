@@ -27,14 +27,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives import functions as api
+from ringcoll.runtime.collectives import functions as api
+from ringcoll.runtime.watch import phase
 from ringcoll.training.data.parallel import average_gradients
 from ringcoll.training.model_on_ranks import require
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
 from ringcoll.training.split.tensor import tensor_parallel
 from ringcoll.training.task import Transformer, next_token_loss, stages
-from ringcoll.watch import phase
 
 AXES = ("data", "pipeline", "tensor")
 _USES = {

@@ -36,8 +36,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringcoll.collectives import as_group
 from ringcoll.errors import ArgumentError
+from ringcoll.runtime.collectives import as_group
 from ringcoll.training.model_on_ranks import require
 from ringcoll.training.split import conjugate
 from ringcoll.training.task import Attention, Perceptron, Transformer

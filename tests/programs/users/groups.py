@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 
 import ringcoll
-from ringcoll.launch import rendezvous
+from ringcoll.runtime.launch import rendezvous
 from tests.programs.ranks import AS_GIVEN
 from tests.programs.users.models import batch
 

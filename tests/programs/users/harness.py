@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-import ringcoll.backend.process_group
-from ringcoll.backend import PointToPoint
-from ringcoll.launch import rendezvous
+import ringcoll.training.backend.process_group
+from ringcoll.runtime.launch import rendezvous
+from ringcoll.training.backend import PointToPoint
 
 __all__ = [
     "NativeCollectiveError",
@@ -59,7 +59,7 @@ def watched(*, foreign: bool = False) -> Iterator[None]:
     NativeCollectiveError
         One ran, or could have.
     """
-    group_class: Any = ringcoll.backend.process_group.ProcessGroup
+    group_class: Any = ringcoll.training.backend.process_group.ProcessGroup
     make, channel_of = group_class.__init__, PointToPoint.of
     make_any = c10d._new_process_group_helper
     inner: list[Any] = []

@@ -1,6 +1,0 @@
-"""``python -m ringcoll.cli`` is the same as ``ringcoll``."""
-
-from ringcoll.cli import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,955 @@
+"""One rank's end of a group: operations get their turn here, and are run.
+
+To run an operation is: meet (once a group), resolve (once an operation), bind to memory, drive, and
+copy the results out. On CUDA tensors an operation has a `Lane`: see
+`ringcoll.runtime.transport.streams`. If the stream orders messages, and the host waits for nothing,
+asynchronous operations need no thread; where the transport can wait for a moment, nor do those that
+take no longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from threading import get_ident
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.errors import (
+    FORKED,
+    NESTED,
+    CaptureError,
+    GroupBrokenError,
+    NestedCallError,
+    RingcollError,
+    TransportError,
+    described,
+)
+from ringcoll.runtime.group.agreement import agree
+from ringcoll.runtime.group.queue import Queue, Work, Workspace
+from ringcoll.runtime.machine import (
+    answered,
+    at_end,
+    check_goes_on,
+    cores,
+    gone,
+    hears_signals,
+    observers,
+)
+from ringcoll.runtime.operation import Binding, BoundInstruction, Operation, Turn, drive
+from ringcoll.runtime.transport import (
+    Handle,
+    Lane,
+    NotYetError,
+    Streams,
+    Transport,
+    capturing,
+    with_memory,
+)
+from ringcoll.runtime.watch import (
+    CallComparison,
+    Issued,
+    Lives,
+    Monitor,
+    announce,
+    flight_recorder,
+    monitored_barrier,
+    patience_s,
+)
+from ringcoll.schedules.cost import Table
+
+_EXIT_S = 10.0  # for operations that are pending when the process ends
+_NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
+# An asynchronous call runs where it is made for so long; longer if no other core could run it
+# meanwhile.
+_MOMENT_S, _LONG_MOMENT_S = 0.0002, 0.01
+_JOIN_S = 5.0  # for threads that have nothing to wait for any more
+_MOST_REMEMBERED = 8 << 20  # bytes of the operations that a group keeps for calls of the same kind
+_profiler = torch.autograd.profiler
+_draw = torch.autograd._record_function_with_args_enter
+_SPREADS = 0x9E3779B1  # odd, so that histories that differ stay different
+
+# In the order of their making: to close a communicator of NCCL may take all its ranks.
+_open_communicators: weakref.WeakKeyDictionary[Communicator, None] = weakref.WeakKeyDictionary()
+
+Part = tuple[Operation | Turn, Sequence[Tensor]]
+"""An operation and the tensors that it is run with."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call that is checked and ready; whoever calls it runs it, any number of times.
+
+    Parameters
+    ----------
+    member
+        The rank's end of the group.
+    operation, tensors
+        First part of the call.
+    timeout_s
+        Time limit in seconds.
+    async_op
+        Whether a run returns a work at once.
+    results
+        The tensors that hold the result.
+    following
+        Further parts of the call. A generator may use the results of the earlier parts; it
+        serves a single run.
+    num_parts
+        Number of parts, the same on all ranks.
+    """
+
+    member: Communicator
+    operation: Operation | Turn
+    tensors: Sequence[Tensor]
+    timeout_s: float
+    async_op: bool
+    results: list[Tensor]
+    following: Iterable[Part] = ()
+    num_parts: int = 1
+
+    def __call__(self) -> Work | None:
+        """Run the call once; return the work, if ``async_op``.
+
+        Raises
+        ------
+        ArgumentError
+            The storage of a tensor has been freed since the call was checked. Nothing was sent.
+        """
+        self._check(self.operation, self.tensors)
+        if self.following and isinstance(self.following, Sequence):
+            for operation, tensors in self.following:
+                self._check(operation, tensors)
+        return self.member.run(
+            self.operation,
+            self.tensors,
+            self.timeout_s,
+            self.async_op,
+            self.results,
+            self.following,
+            self.num_parts,
+        )
+
+    @property
+    def written(self) -> list[Tensor]:
+        """The tensors that the first part changes."""
+        return [self.tensors[number] for number in self.operation.written]
+
+    def _check(self, operation: Operation | Turn, tensors: Sequence[Tensor]) -> None:
+        # Memory that the operation is bound to has been checked.
+        if tuple(map(Tensor.data_ptr, tensors)) not in operation.bindings:
+            for tensor in tensors:
+                with_memory(tensor, self.member.rank)
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """A call in the queue."""
+
+    operation: Operation | Turn
+    tensors: Sequence[Tensor]
+    timeout_s: float
+    following: Iterable[Part]
+    lane: Lane | None
+    work: Work
+    number: int = -1
+
+
+class _UnderWay(NamedTuple):
+    """An operation of which a part has run: the rest of its program, and its messages' handles."""
+
+    binding: Binding
+    steps: Iterator[BoundInstruction]
+    handles: list[Handle]
+    tag: int
+    deadline: float
+
+
+class GroupState(IntEnum):
+    """Whether a group can run operations; a group never goes back to a lower state."""
+
+    OPEN = 0
+    BROKEN = 1
+    """An operation has failed; `Communicator.broken` says why."""
+    CLOSED = 2
+    FOREIGN = 3
+    """This process was forked off, and its parent has the group."""
+
+
+class Communicator:
+    """One rank's end of a group.
+
+    Parameters
+    ----------
+    transport
+        Transport among the ranks of the group.
+    store
+        Store that all ranks see, and that nobody else uses.
+    timeout_s
+        Time limit, in seconds, of an operation without a time limit of its own.
+    device
+        Device of all tensors that may be sent; ``None`` for CPU tensors.
+    lives
+        The processes of the ranks; by default the ranks tell them in ``store``.
+    fit
+        A file of ``ringcoll fit``, which rank 0 reads when the ranks meet.
+    token
+        A text that no other group has; by default the ranks agree on one in ``store``.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        store: dist.Store,
+        timeout_s: float,
+        device: torch.device | None = None,
+        lives: Lives | None = None,
+        fit: str | None = None,
+        token: str = "",
+    ) -> None:
+        check_goes_on()
+        self.transport, self.timeout_s, self.device = transport, timeout_s, device
+        self.rank, self.world_size = transport.rank, transport.world_size
+        self.operations: dict[Any, Operation] = {}
+        self._remembering = threading.RLock()
+        self.memory = Workspace(self._forget_memory)
+        processes = lives or Lives(store, self.rank, self.world_size)
+        self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
+        self.progress = self.monitor.progress
+        self.store = store
+        self._fit = fit
+        self.table: Table | None = None  # costs and rules, once the ranks have met
+        self.tracer: Any = None  # `Tracer` of `ringcoll.tools.tracing`, while the group is traced
+        self.num_issued = self.nbytes_sent = 0
+        self._queue: Queue[_Item] = Queue(f"ringcoll-{self.rank}", self._complete)
+        self._comparison = CallComparison(store, self.monitor)
+        self._has_met = self._is_crowded = False
+        self._history = 0
+        self._streams: dict[torch.device, Streams] = {}
+        self._lane: Lane | None = None  # of the operation that runs
+        self._running: Sequence[Tensor] | None = None  # tensors of the operation that runs
+        self._following: Iterable[Part] = ()  # further parts of the call that runs
+        self._moment_s = _MOMENT_S  # for which an asynchronous call runs where it is made
+        self._is_brief = False  # such a call runs
+        # Ranks that are threads hear no signals; a rank without peers does not wait.
+        self._may_hear = self.world_size > 1 and not transport.shares_process
+        self._gives_way = False  # whether what runs where it is made may go on in another thread
+        self._under_way: _UnderWay | None = None  # a call that goes on in another thread
+        self.state = GroupState.OPEN
+        self.broken: BaseException | None = None  # the failure that has broken the group
+        self._asked_to_meet = False
+        _open_communicators[self] = None
+        self.token = token
+        if not (processes.is_told and token):
+            answered(store, timeout_s, partial(self._introduce, processes))
+        if self.world_size > 1:
+            flight_recorder.watch(self)
+
+    def _introduce(self, processes: Lives) -> None:
+        if not processes.is_told:
+            processes.tell()
+        if self.world_size > 1 and not self.token:
+            self.token = flight_recorder.token(self.store)
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def remember(self, key: Any, operation: Operation) -> None:
+        """Keep an operation for calls of the same key."""
+        with self._remembering:
+            self.operations.pop(key, None)
+            self.operations[key] = operation
+            # Of an operation that has not run yet the plan comes later.
+            nbytes = sum(known.nbytes for known in tuple(self.operations.values()))
+            while nbytes > _MOST_REMEMBERED and len(self.operations) > 1:
+                nbytes -= self.operations.pop(next(iter(self.operations))).nbytes
+
+    def run(
+        self,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        async_op: bool,
+        results: Sequence[Tensor],
+        following: Iterable[Part] = (),
+        num_parts: int = 1,
+    ) -> Work | None:
+        """Run an operation, or queue it; parameters as for `Call`.
+
+        Returns
+        -------
+        Work or None
+            The work, if ``async_op``; otherwise the call is complete on return.
+
+        Raises
+        ------
+        GroupBrokenError
+            An earlier operation failed, or the group was closed.
+        CaptureError
+            The operation cannot be captured in the CUDA graph that is being captured.
+        RingcollError
+            The operation failed.
+        """
+        queue, serving = self._queue, self._queue.serving
+        if _profiler._is_profiler_enabled or observers:  # draws until this function is left
+            drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
+        if serving._is_owned():
+            self._check_not_within(operation.name)
+        lane = item = None
+        number = -1
+        try:
+            with queue.turn:
+                if self.state is not GroupState.OPEN:
+                    self._refuse()
+                # To wake a thread takes longer than a short operation, and the thread takes the
+                # processor, and Python's lock, from its caller.
+                is_mine = (
+                    (self._gives_way and not (following or operation.has_streams))
+                    or not (async_op or (self._may_hear and hears_signals()))
+                ) and (not queue.items and serving.acquire(False))
+                if operation.has_streams:
+                    lane = self._lane_of(operation, following, is_aside=not is_mine)
+                if async_op or not is_mine:
+                    item = self._item(operation, tensors, timeout_s, following, lane, results)
+                # A function for a signal may make a call between two steps of Python that call
+                # something. Here is none: calls are in the queue in the order of their numbers.
+                number = self.num_issued
+                self.num_issued = number + num_parts
+                if item is not None:
+                    item.number = number
+                    if not is_mine:
+                        queue.items.append(item)
+            if not is_mine:
+                assert item is not None
+                self._call_thread(item, num_parts)
+            else:
+                try:
+                    if item is not None:
+                        self._begin(item)
+                    elif lane is None and not following:
+                        self._perform(number, operation, tensors, timeout_s)
+                        serving.release()
+                        return None
+                    else:
+                        self._run(number, operation, tensors, timeout_s, following, lane)
+                except NotYetError:
+                    item = item or self._item(operation, tensors, timeout_s, (), None, results)
+                    item.number = number
+                    queue.items.appendleft(item)
+                serving.release()
+                if item is not None and not item.work.done:
+                    self._call_thread(item, num_parts)
+            if item is not None and not async_op:
+                item.work.wait()
+        except BaseException as error:
+            self._check_left(error, number, item, timeout_s)
+            raise
+        if item is None:
+            if lane is not None:
+                lane.join()
+        elif async_op:
+            queue.serve_alone()
+            return item.work
+        return None
+
+    def _check_not_within(self, name: str) -> None:
+        """Refuse a call within another one; break the group if another one has left off."""
+        if self._queue.is_within(sys._getframe(1)):
+            raise NestedCallError(f"rank {self.rank}: the call of {name} {NESTED}")
+        self._break(GroupBrokenError(f"rank {self.rank} was interrupted in an operation"))
+
+    def _check_left(
+        self, error: BaseException, number: int, item: _Item | None, timeout_s: float
+    ) -> None:
+        """End a call that has left off."""
+        serving = self._queue.serving
+        try:
+            if number >= 0:
+                self._break_off(error, timeout_s)
+        finally:
+            if serving._is_owned():
+                serving.release()
+            is_error = isinstance(error, RingcollError)
+            if item is not None and not is_error and item in self._queue.items:
+                self._queue.call_thread()
+                item.work.ends_within(_JOIN_S)  # a thread may still be using the tensors
+
+    def _break_off(self, error: BaseException, timeout_s: float) -> None:
+        """Break the group if an interrupt has come where it does not break the group by itself.
+
+        What the peers wait for will not come.
+        """
+        if self.state is GroupState.OPEN and not isinstance(error, RingcollError):
+            try:
+                self._failed(error, timeout_s)
+            finally:
+                self._break(error)
+        if self._under_way is not None:
+            self._end()
+
+    def _item(
+        self,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        following: Iterable[Part],
+        lane: Lane | None,
+        results: Sequence[Tensor],
+    ) -> _Item:
+        make_work = Work if self.tracer is None else self.tracer.work
+        work = make_work(operation.name, results, self._queue.help)
+        return _Item(operation, tensors, timeout_s, following, lane, work)
+
+    def _begin(self, item: _Item) -> None:
+        """Run an asynchronous call where it is made, for a moment."""
+        try:
+            self._is_brief, self.transport.until_s = True, time.monotonic() + self._moment_s
+            self._complete(item)
+        finally:
+            self._is_brief, self.transport.until_s = False, None
+        if item.work.has_callbacks:
+            self._queue.call_thread(item.work)
+
+    def _call_thread(self, item: _Item, num_parts: int) -> None:
+        """Let a thread run a call; or this one, where the rank waits for nobody, or its stream."""
+        if self.world_size > 1:
+            self.progress.note_site(item.number, num_parts)
+            if self.transport.waits_on_host:
+                self._queue.call_thread()
+                return
+        self._queue.serve(item.work)
+        if not item.work.done:  # another thread serves
+            self._queue.call_thread()
+
+    def _hears(self) -> bool:
+        """Whether the wait of an operation goes to another thread, so that signals are heard.
+
+        A function for a signal may call an operation of this group, and wait for it.
+        """
+        return self.progress.wait is not None and hears_signals()
+
+    def in_turn(self, function: Callable[[], object], name: str) -> None:
+        """Call a function when the operations before it are over, and none runs beside it."""
+        self.run(Turn(name, function), (), self.timeout_s, False, [])
+
+    def meet(self) -> tuple[int, ...]:
+        """Host number of every rank; the first call, which all ranks make, meets the others."""
+        if not self._asked_to_meet:
+            self._asked_to_meet = True
+            self.in_turn(lambda: None, "meeting")
+        return self.transport.hosts
+
+    def uses(self, storages: Container[int]) -> bool:
+        """Whether an operation that runs, or waits for its turn, works on one of some storages."""
+        items = self._queue.items.copy()
+        serving, running = self._queue.serving, self._running
+        is_serving = serving._is_owned() or not serving.acquire(False)
+        if not is_serving:
+            serving.release()
+        elif running is None:
+            return True  # which operation comes next is not known yet
+        in_use = [running or (), *(item.tensors for item in items)]
+        for following in (self._following, *(item.following for item in items)):
+            if isinstance(following, Sequence):
+                in_use += [tensors for _, tensors in following]
+        return any(
+            tensor.untyped_storage()._cdata in storages for tensors in in_use for tensor in tensors
+        )
+
+    # --- running ----------------------------------------------------------------------------
+
+    def _complete(self, item: _Item) -> None:
+        """Run a call of the queue; `Work.wait` raises its error, this function an interrupt."""
+        error: BaseException | None = None
+        try:
+            if self.broken is not None:
+                if self._under_way is not None:
+                    self._end()
+                self._refuse()
+            elif self._under_way is not None:
+                self._go_on(item.number, item.operation, item.tensors, item.timeout_s)
+            else:
+                self._run(
+                    item.number, item.operation, item.tensors, item.timeout_s, item.following,
+                    item.lane,
+                )  # fmt: skip
+        except NotYetError:
+            raise
+        except BaseException as raised:  # noqa: BLE001  # see above
+            error = raised
+            self._break_off(raised, item.timeout_s)
+        item.tensors, item.following = (), ()  # who waits may count on their memory being free
+        interrupt = None
+        if not isinstance(error, Exception | None):
+            if threading.current_thread() not in self._queue.threads:
+                interrupt = error
+            text = f"rank {self.rank} was interrupted: {described(error)}"
+            error = GroupBrokenError(text)
+        item.work.complete(error, None if item.lane is None else item.lane.end)
+        if interrupt is not None:
+            raise interrupt
+
+    def _run(
+        self,
+        number: int,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        following: Iterable[Part],
+        lane: Lane | None,
+    ) -> None:
+        """Run all parts of a call, in its lane if it has one."""
+        if lane is not None:
+            with lane:
+                self._lane = lane
+                try:
+                    self._run(number, operation, tensors, timeout_s, following, None)
+                finally:
+                    self._lane = None
+            return
+        self._following = following
+        try:
+            self._perform(number, operation, tensors, timeout_s)
+            for index, (operation, tensors) in enumerate(following, 1):  # noqa: PLR1704
+                self._perform(number + index, operation, tensors, timeout_s)
+        finally:
+            self._following = ()
+
+    def _perform(
+        self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
+    ) -> None:
+        """Run an operation; see the module."""
+        if operation.inference and not torch.is_inference_mode_enabled():
+            with torch.inference_mode():  # the caller's mode, which holds for its thread only
+                self._perform(number, operation, tensors, timeout_s)
+            return
+        progress, tracer = self.progress, self.tracer
+        self._running = tensors
+        progress.current = current = number, operation
+        progress.thread = get_ident()
+        before, progress.last = progress.last, current
+        if operation is not before[1] or number != before[0] + 1:
+            progress.begin_run(before)
+        if not self.monitor.awake:
+            self.monitor.wake()
+        if tracer is not None:
+            tracer.begin(number, operation)
+        try:
+            deadline = time.monotonic() + timeout_s
+            if operation.plan is None or not self._has_met:
+                self._resolve(operation, timeout_s)
+            if self.transport.ordered or self._comparison.compares_each:
+                self._compare(operation, timeout_s)
+            if self._lane is not None and isinstance(operation, Operation):
+                self._lane.use(operation.memory_of(tensors))  # it may be dropped before it is read
+                operation.move(self._lane.key)
+            binding = operation.binding(tensors, self.transport, self._workspace, self._is_crowded)
+            # It is made of all operations until now: where ranks have disagreed on one that took no
+            # waiting, the next message does not match.
+            self._history = (self._history + operation.signature) * _SPREADS & 0x7FFFFFFF
+            tag = (self._history ^ number) & 0x7FFFFFFF
+            if tracer is not None:
+                binding = tracer.traced(operation, binding, tag)
+            for load, index in binding.loads:
+                load(tensors[index])
+            steps = iter(binding.program)
+            handles: list[Handle] = []
+            try:
+                drive(steps, tag, binding.wait, deadline, progress, handles)
+            except NotYetError:
+                self._under_way = _UnderWay(binding, steps, handles, tag, deadline)
+                raise
+            for store, index in binding.stores:
+                store(tensors[index])
+            self.nbytes_sent += operation.nbytes_sent
+            if self._lane is not None and not self.transport.waits_on_host:
+                self._watch_stream(number, operation, binding, handles, timeout_s)
+        except NotYetError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # it is raised
+            self._fail(error, timeout_s)
+        finally:
+            if self._under_way is None:
+                self._running = progress.current = progress.wait = None
+                if tracer is not None:
+                    tracer.end()
+
+    def _end(self) -> None:
+        """Note that the operation that has run is over, or will not go on."""
+        self._under_way = self._running = None
+        self.progress.end()
+        if self.tracer is not None:
+            self.tracer.end()
+
+    def _go_on(
+        self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
+    ) -> None:
+        """Run the rest of the operation that is under way."""
+        wait = self.progress.wait
+        assert self._under_way is not None
+        assert wait is not None
+        binding, steps, handles, tag, deadline = self._under_way
+        self._under_way = None
+        progress = self.progress
+        progress.thread = get_ident()
+        try:
+            with torch.inference_mode() if operation.inference else contextlib.nullcontext():
+                drive([wait], tag, binding.wait, deadline, progress, handles)
+                drive(steps, tag, binding.wait, deadline, progress, handles)
+                for store, index in binding.stores:
+                    store(tensors[index])
+            self.nbytes_sent += operation.nbytes_sent
+        except BaseException as error:  # noqa: BLE001  # it is raised
+            self._fail(error, timeout_s)
+        finally:
+            self._end()
+
+    def _resolve(self, operation: Operation | Turn, timeout_s: float) -> None:
+        """Meet the others, once, and decide how the operation runs, at its first turn."""
+        if not self._has_met:
+            self._meet(timeout_s)
+        if isinstance(operation, Operation) and operation.plan is None:
+            assert self.table is not None
+            operation.resolve(self.table, self.transport.hosts)
+
+    def begin(self) -> None:
+        """Meet the other ranks before the first operation; all ranks call it."""
+        with self._watched(0, "the making of the group", self.timeout_s):
+            self._meet(self.timeout_s)
+
+    @contextlib.contextmanager
+    def _watched(self, number: int, name: str, timeout_s: float) -> Iterator[None]:
+        """Let the monitor look after a block in which ranks wait for each other."""
+        self.progress.current = number, Turn(name, lambda: None)
+        if not self.monitor.awake:
+            self.monitor.wake()
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001  # it is raised
+            self._fail(error, timeout_s)
+        finally:
+            self.progress.end()
+
+    def _compare(self, operation: Operation | Turn, timeout_s: float) -> None:
+        """Compare a call with the others' before anything is sent."""
+        is_capturing = self._lane is not None and self._lane.capturing
+        assert operation.description is not None
+        self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)
+
+    def _fail(self, error: BaseException, timeout_s: float) -> NoReturn:
+        """Break the group after the failure that is being handled, and raise its cause."""
+        try:
+            raised = self._failed(error, timeout_s)
+        except BaseException:
+            # It is a second interrupt: peers must not read on in this rank's memory.
+            self._break(error)
+            raise
+        if self.tracer is not None:
+            self.tracer.failed(raised)
+        if raised is error:
+            raise error
+        raise raised from None  # what woke the wait is not the cause
+
+    def _watch_stream(
+        self,
+        number: int,
+        operation: Operation | Turn,
+        binding: Binding,
+        handles: Sequence[Handle],
+        timeout_s: float,
+    ) -> None:
+        """Let the monitor look after an operation until its stream has come to its end."""
+        lane, waits = self._lane, binding.waits(handles)
+        assert lane is not None
+        if waits and not lane.capturing:
+            self.progress.issued.append(Issued(number, operation, timeout_s, waits, lane))
+            error = self.monitor.error or self.broken
+            if error is not None:  # whoever broke the group may not have seen the operation
+                raise _without_frames(error)
+
+    def _meet(self, timeout_s: float) -> None:
+        """Meet the other ranks, and agree on costs and rules."""
+        with self.progress.meeting():
+            # A store in this process always answers, and a thread has its own current GPU.
+            if self.device is not None or self.transport.shares_process:
+                self._meet_all(timeout_s)
+            else:
+                answered(self.store, timeout_s, partial(self._meet_all, timeout_s))
+
+    def _meet_all(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        transport, lives = self.transport, self.monitor.lives
+        lives.look()  # so that processes are known, also when the store is gone
+        transport.connect(timeout_s)
+        # Whatever broke the group meanwhile met no connections to break.
+        if self.monitor.error is not None:
+            raise _without_frames(self.monitor.error)
+        if self.broken is not None:
+            self._refuse()
+        self._has_met = True
+        lives.look()  # by now all are known
+        ranks_here = transport.hosts.count(transport.hosts[self.rank])
+        threads = torch.get_num_threads()
+        self._is_crowded = threads > 1 and threads * ranks_here > cores()
+        if 2 * ranks_here > cores():
+            self._moment_s = _LONG_MOMENT_S
+        store = dist.PrefixStore("choice", self.store)
+        left_s = max(round(deadline - time.monotonic(), 3), 0.001)
+        self.table = agree(transport, store, left_s, device=self.device, fit=self._fit)
+        if transport.waits_briefly:
+            self._gives_way = not self._comparison.compares_each
+            transport.gives_way = self._hears
+        if transport.direct_from is not None:
+            transport.direct_from = self.table.parameters.direct_from or transport.direct_from
+
+    def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
+        """Break the group after a failure, report the failure, and explain it."""
+        if isinstance(error, dist.DistError):
+            error = gone(self.store, error)
+        if isinstance(error, TransportError):
+            error = _without_frames(self.monitor.explain(error, timeout_s))
+            text = str(error)
+        else:
+            # Peers wait for messages that will not come; messages in flight use the memory.
+            text = self.monitor.report(error, timeout_s)
+            is_lack = type(error) is RuntimeError and _NO_MEMORY in str(error)
+            # To connect may need files and descriptors that the process cannot have.
+            if is_lack or (isinstance(error, OSError) and not self._has_met):
+                error = TransportError(text)
+        is_own = threading.current_thread() in self._queue.threads
+        is_raised = not is_own and not self._is_brief
+        self._break_and_tell(error, text, is_raised=is_raised)
+        return error
+
+    def _give_up(self) -> None:
+        """Break the wait of the operation that runs, of which the monitor knows that it is in vain.
+
+        The host gets the error where it waits. If a stream waits, nobody may ever ask.
+        """
+        error = self.monitor.error
+        if self.progress.issued and error is not None:
+            self._break_and_tell(error, str(error), is_raised=False)
+        else:
+            self.transport.abort()
+
+    def _break_and_tell(self, error: BaseException, text: str, *, is_raised: bool) -> None:
+        is_first = self.state is GroupState.OPEN
+        if is_first:
+            self.progress.failed = self.progress.running()
+            if isinstance(error, Exception):
+                announce(text, is_raised=is_raised)
+        self._break(error)
+        if is_first:
+            flight_recorder.save()
+
+    def _break(self, error: BaseException) -> None:
+        if self.state is GroupState.FOREIGN:
+            return
+        try:
+            if self.broken is None:
+                self.broken = _without_frames(error)
+                self.state = max(self.state, GroupState.BROKEN)
+            self.progress.abandon(self.broken)
+        finally:
+            self.transport.abort()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state of the rank, as plain data: see `ringcoll.runtime.watch.flight_report`."""
+        running = self.progress.current
+        queued = [
+            (item.number, item.operation)
+            for item in tuple(self._queue.items)
+            if not item.work.done and (running is None or item.number != running[0])
+        ]
+        return {
+            "group": self.token,
+            "transport": self.transport.name,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "ranks": self.monitor.notices.names.members,
+            "failure": None if self.broken is None else str(self.broken),
+            **flight_recorder.operations(self.monitor, queued),
+        }
+
+    def check_usable(self) -> None:
+        """Raise `GroupBrokenError` if the group is closed, broken, or another process's."""
+        if self.state is not GroupState.OPEN:
+            self._refuse()
+
+    def disown(self) -> None:
+        """Let every call raise an error, in a forked process: its parent has the group."""
+        self.state = GroupState.FOREIGN  # the parent's threads and connections stay as they are
+        # Threads that are not here any more may hold the others.
+        self._queue.turn, self._queue.serving = threading.RLock(), threading.RLock()
+
+    def _refuse(self) -> None:
+        """Raise the reason why nothing can run any more."""
+        names = self.monitor.notices.names
+        if self.state is GroupState.FOREIGN:
+            raise GroupBrokenError(FORKED)
+        if self.state is GroupState.CLOSED:
+            raise GroupBrokenError(f"{names.of(self.rank)}: {names.group} was closed")
+        assert self.broken is not None
+        is_own = isinstance(self.broken, RingcollError)
+        why = self.broken if is_own else described(self.broken)
+        raise GroupBrokenError(
+            f"{names.of(self.rank)}: {names.group} is broken by an earlier failure: {why}",
+            peer=getattr(self.broken, "peer", None),
+        ) from self.broken
+
+    # --- memory and streams -----------------------------------------------------------------
+
+    def _workspace(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        lane = self._lane
+        if lane is not None and lane.capturing:  # the memory lives as long as the graph
+            return torch.empty(numel, dtype=dtype, device=device)
+        memory = self.memory.take(numel, dtype, device)
+        if lane is not None:  # the memory may be replaced while the stream still uses it
+            lane.use([memory])
+        return memory
+
+    def _forget_memory(self) -> None:
+        for operation in tuple(self.operations.values()):  # other threads may add operations
+            operation.forget()
+
+    def _lane_of(
+        self, operation: Operation | Turn, following: Iterable[Part], *, is_aside: bool
+    ) -> Lane:
+        """The way of a call through the streams of its device; nothing else is enqueued yet."""
+        device = operation.device
+        streams = self._streams.get(device)
+        if streams is None:
+            streams = self._streams[device] = Streams(device)
+        is_capturing = capturing(device)
+        if is_capturing:
+            self._check_capture(operation, following)
+        on_host = operation.name == "barrier"
+        return Lane(streams, aside=is_aside, capturing=is_capturing, on_host=on_host)
+
+    def _check_capture(self, operation: Operation | Turn, following: Iterable[Part]) -> None:
+        """Refuse a call that cannot be captured in a CUDA graph.
+
+        The first run of a call must not be captured: it connects, loads kernels, and compares
+        calls through the store.
+        """
+        refused = f"rank {self.rank}: {operation.name} cannot be captured in a CUDA graph: "
+        if self.transport.waits_on_host:
+            raise CaptureError(
+                f"{refused}over {self.transport.name} the host takes part in it. Let CUDA tensors "
+                'travel over NCCL: cuda_transport="nccl", or RINGCOLL_CUDA_TRANSPORT'
+            )
+        if not isinstance(following, Sequence):
+            raise CaptureError(f"{refused}what it sends depends on what it has received")
+        for each in (operation, *(part for part, _ in following)):
+            if each.description is None or each.description not in self._comparison.known:
+                raise CaptureError(
+                    f"{refused}no such call has run in this group yet. Run it once before the "
+                    "capture, on all ranks, with tensors of the same shapes and dtypes"
+                )
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def monitored_barrier(self, timeout_s: float, wait_all_ranks: bool) -> None:
+        """See `ringcoll.monitored_barrier`."""
+        monitor = self.monitor
+        with self._queue.turn:
+            self.check_usable()
+            number = self.progress.enter_barrier(self.num_issued)
+        store = dist.PrefixStore("barrier", self.store)
+        wait = partial(
+            monitored_barrier, store, self.rank, self.world_size, number, timeout_s, wait_all_ranks,
+            lambda: monitor.error is not None,
+        )  # fmt: skip
+        monitor.wake()  # which sees a rank that makes another call
+        try:
+            # Rank 0 may come as late as the time limit allows, and then waits as long for others.
+            answered(self.store, 2 * timeout_s + patience_s(timeout_s), wait)
+        except TransportError:
+            if monitor.error is None:
+                raise
+            cause = _without_frames(monitor.error)
+            self._break_and_tell(cause, str(cause), is_raised=True)
+            raise cause from None
+        finally:
+            self.progress.barrier = None
+
+    def close(self, drain_s: float = 0.0, running_s: float | None = None) -> None:
+        """End threads and connections; queued operations fail after ``drain_s`` s, or at once.
+
+        So do operations that other threads wait for, after ``running_s`` if that is given.
+        """
+        if self.state >= GroupState.CLOSED:
+            return
+        self.state = GroupState.CLOSED
+        # Of a broken group nobody takes part in what is queued: waiting for it is in vain.
+        if self.broken is not None or not self._queue.close(drain_s, running_s):
+            self.broken = self.broken or GroupBrokenError(f"rank {self.rank}: the group was closed")
+            self.transport.abort()
+        else:
+            self.monitor.leave(self.timeout_s)
+        self._queue.close(_JOIN_S)
+        self.monitor.close()
+        flight_recorder.forget(self)
+        self.progress.forget()
+        self.memory.clear()
+        self.operations.clear()
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Make all operations fail, here and at the peers that take part in them."""
+        self._break(GroupBrokenError(f"rank {self.rank}: the group was aborted"))
+
+
+def in_use(storages: Container[int]) -> bool:
+    """Whether an operation of any group of this process works on one of some storages."""
+    return any(
+        member.uses(storages)
+        for ref in _open_communicators.keyrefs()
+        if (member := ref()) is not None
+    )
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """A copy of an error, to be kept: a traceback refers to the user's frames.
+
+    In these frames is the group, which would live, with its threads and connections, as long as the
+    communicator, and the communicator as long as the group.
+    """
+    try:
+        return copy(error)
+    except Exception:  # noqa: BLE001  # a class of the user's that cannot be copied
+        return TransportError(described(error))
+
+
+def _leave_to_parent() -> None:
+    """Refuse all groups in a forked process: its parent has their threads and connections."""
+    for communicator in tuple(_open_communicators):
+        communicator.disown()
+    _open_communicators.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _close_all() -> None:
+    # Of a program that an exception has ended, nobody waits for the operations that are pending.
+    # Python keeps the exception for debuggers; at a prompt it may be an old exception.
+    is_lost = hasattr(sys, "last_type") and not hasattr(sys, "ps1")
+    for communicator in tuple(_open_communicators):
+        with contextlib.suppress(RingcollError, RuntimeError):
+            # Threads that still wait are daemons, which Python would stop at once.
+            communicator.close(0.0 if is_lost else _EXIT_S, 0.0)
+
+
+at_end(_close_all)

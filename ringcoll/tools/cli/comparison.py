@@ -1,0 +1,139 @@
+"""Contenders side by side with native: ``ringcoll bench --vs native``, and curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ringcoll.tools.bench as lab
+from ringcoll.runtime.machine import forced_transport
+from ringcoll.schedules.algorithms import ALIASES
+from ringcoll.tools.bench import (
+    FEW_SAMPLES,
+    LIMITS,
+    NATIVE,
+    OVER,
+    as_size,
+    spread_in_words,
+    time_in_words,
+)
+from ringcoll.tools.cli import measuring
+from ringcoll.tools.cli.output import echo, grouped, print_table, print_text
+
+_FEATURED = ("ring", "tree", "double_tree")
+_BESIDE = "gloo"  # the transport of torch's isend and irecv, for the first two
+_REST = "best of the rest"
+_WHOSE = {"rank0": "rank 0", "avg": "mean", "min": "fastest rank", "max": "slowest rank"}
+
+
+def contenders(
+    collective: str, world_size: int, device: str, transport: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The algorithms that are compared with native, and others, of which the best joins them."""
+    everything, _ = measuring.contenders(collective, "all", world_size)
+    featured = [name for name in _FEATURED if ALIASES.get(name, name) in everything]
+    full = {ALIASES.get(name, name) for name in featured}
+    rest = [name for name in everything if name not in full and name != NATIVE]
+    if not featured:  # a collective with few algorithms: all of them
+        featured, rest = rest, []
+    if device == "cpu" and transport != _BESIDE and forced_transport("cpu") is None:
+        featured += [f"{name}{OVER}{_BESIDE}" for name in featured[:2]]
+    return tuple(featured), tuple(rest)
+
+
+def with_data(
+    collective: str, dtype: str, sizes: Sequence[int], world_size: int
+) -> tuple[int, ...]:
+    """The sizes at which there is something to move."""
+    workloads = [lab.Workload(collective, nbytes, dtype) for nbytes in sizes]
+    fitting = [each.nbytes for each in workloads if lab.shape(each, world_size).count]
+    if not fitting:
+        raise click.UsageError("at no size is there an element to move; a barrier has none")
+    return tuple(fitting)
+
+
+def _what(workload: lab.Workload) -> str:
+    dtype = str(lab.DTYPES[workload.dtype]).removeprefix("torch.")
+    op = "" if workload.op in ("none", "sum") else f", {workload.op}"
+    return f"{workload.collective} of {dtype}{op}"
+
+
+def announce(request: lab.BenchRequest, facts: dict[str, Any]) -> None:
+    """Say what will be compared."""
+    names = [lab.label(name) for name in request.contenders if name not in LIMITS]
+    if request.scouts:
+        names.insert(-1, f"the best of {len(request.scouts)} others")
+    about = "" if request.seconds is None else f"; about {request.seconds:.0f} s"
+    print_text(
+        f"{_what(request.workloads[0])} on {lab.ran_on(facts)}", f"{', '.join(names)}{about}", ""
+    )
+
+
+def medians(results: Sequence[lab.Result]) -> str:
+    """The last medians, for the progress bar."""
+    words = "  ".join(
+        f"{lab.label(result.contender)} {time_in_words(result.timed.summary.p50_s)}"
+        for result in results
+        if result.timed is not None
+    )
+    return f"{as_size(results[0].nbytes)}: {words}"
+
+
+_COLUMNS = ("size", "algorithm", "median", "spread", "busbw", "speed", "#wrong", "rounds")
+_UNITS = ("", "", "(us)", "", "(GB/s)", "/native", "", "")
+
+
+def print_comparison(
+    results: Sequence[lab.Result], facts: dict[str, Any], picture: Path | None
+) -> None:
+    """Print the table, what it says, and where the picture is."""
+    headings = [f"{name}\n{unit}" for name, unit in zip(_COLUMNS, _UNITS, strict=True)]
+    print_table(headings, grouped(_rows(results)), left=2)
+    print_text("", "* lowest median of its size")
+    if any(result.scouted for result in results):
+        print_text("+ the best of the rest at its size")
+    if any(result.timed is not None and result.timed.summary.few for result in results):
+        print_text(f"~ median and spread are {FEW_SAMPLES}")
+    print_text(*lab.oversubscribed(facts["world_size"]), "", *lab.sentences(results))
+    if picture is not None:
+        echo(f"\n{picture.resolve()}")
+
+
+def _rows(results: Sequence[lab.Result]) -> Iterator[tuple[str, ...]]:
+    table = lab.by_size(results)
+    for result in results:
+        row, first = table.get(result.nbytes, {}), as_size(result.nbytes)
+        name = lab.label(result.contender) + ("+" if result.scouted else "")
+        if result.timed is None:
+            yield (first, name, *"-" * (len(_COLUMNS) - 2))
+            continue
+        summary = result.timed.summary
+        fastest = summary.p50_s == min(
+            other.timed.summary.p50_s for other in row.values() if other.timed is not None
+        )
+        native = row.get(NATIVE)
+        yield (
+            first,
+            name,
+            f"{'*' if fastest else ''}{summary.p50_s * 1e6:.1f}",
+            spread_in_words(summary),
+            f"{result.busbw(summary.p50_s):.4f}",
+            "-" if native is None else f"{lab.speed_against(result, native):.2f}",
+            "-" if result.wrong is None else str(result.wrong),
+            str(summary.samples),
+        )
+
+
+def draw(results: Sequence[lab.Result], path: Path, facts: dict[str, Any], whose: str) -> None:
+    """Draw times and bandwidths over the size; the times are ``whose``, one of `OVER_RANKS`."""
+    curves: dict[str, list[lab.Result]] = {}
+    for result in results:
+        curves.setdefault(_REST if result.scouted else result.contender, []).append(result)
+    title = (
+        f"{_what(results[0].workload)}, {facts['world_size']} processes "
+        f"on {facts['cores']} cores, {facts['transport']}: medians, quartiles shaded"
+    )
+    lab.save(lab.draw(curves, title, _WHOSE[whose]), path)

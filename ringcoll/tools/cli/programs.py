@@ -1,0 +1,322 @@
+"""Programs on ranks: ``ringcoll run`` starts and ends them, ``ringcoll dump`` says what they do."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from ringcoll.errors import ArgumentError
+from ringcoll.runtime.machine import process_state
+from ringcoll.runtime.watch import (
+    FOREIGN,
+    answering,
+    ask,
+    doing,
+    in_words,
+    read_record,
+    related,
+    report,
+)
+from ringcoll.tools.cli.app import command
+from ringcoll.tools.cli.options import json_option, world_size_option
+from ringcoll.tools.cli.output import print_json, print_table, print_text
+
+_LOOK_S = 0.05
+_GRACE_S = 5.0  # between asking a rank to end and killing it
+_PIPE_NBYTES = 1 << 20  # the most that a pipe holds
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # as torchrun hears them
+_ANSWER_S = 2.0  # a thread that is woken answers in milliseconds, on a busy machine later
+_COMMAND = 60  # characters
+
+Records = list[dict[str, Any]]
+
+
+# Arguments behind the script are the script's own.
+@command(
+    examples="""
+        ringcoll run --resilient -k 4 train.py
+        ringcoll run -k 2 train.py --epochs 3
+    """,
+    context_settings={"allow_interspersed_args": False},
+)
+@world_size_option
+@click.option("--resilient", is_flag=True, help="Let the other ranks go on when one fails.")
+@click.argument("script", type=click.Path(dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...]) -> None:
+    """Run a script of Python on ranks that are processes of this host.
+
+    The ranks get the variables that init_process_group reads: RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR and so on. What they print is printed with their rank. The command holds the store
+    at which they meet. If a rank fails, the others are ended, and the exit status is that rank's;
+    with --resilient they go on, as they can with ringcoll.training.resilient, and the exit status
+    is 0 if any of them comes to its end. Options of the script stand behind it.
+    """
+    from ringcoll.runtime.launch import leashed
+    from ringcoll.runtime.machine import served  # it imports torch
+
+    if not Path(script).is_file():
+        raise click.BadParameter(f"File {script!r} does not exist.", param_hint="'SCRIPT'")
+    store = served()
+    shared = (
+        {"GLOO_SOCKET_IFNAME": "lo"}
+        | os.environ
+        | {
+            "WORLD_SIZE": f"{world_size}",
+            "LOCAL_WORLD_SIZE": f"{world_size}",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": f"{store.port}",
+            # torch's words for a store that the launcher holds, so that rank 0 serves none
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+    )
+    lost: list[OSError] = []  # why what the ranks print cannot be written
+    heard: list[int] = []  # signals that end the command
+    ranks: list[subprocess.Popen[bytes]] = []
+    readers: list[threading.Thread] = []
+
+    def pause(*_: object) -> None:
+        _send(ranks, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        _send(ranks, signal.SIGCONT)
+
+    handlers: dict[int, Callable[..., object]] = {signal.SIGTSTP: pause}
+    handlers |= dict.fromkeys(_ENDING, lambda number, _: heard.append(number))
+    # What is ignored, as below nohup, stays so, for the ranks, too.
+    handlers = {n: f for n, f in handlers.items() if signal.getsignal(n) is not signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    ended, running = os.pipe()
+    try:
+        for rank in range(world_size):
+            process = subprocess.Popen(  # noqa: S603  # the user's own script
+                leashed(sys.executable, "-u", script, *arguments),
+                env=shared | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,  # signals reach the rank from here, with its own processes
+            )
+            ranks.append(process)
+            for source, to in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                assert source is not None
+                passed = (rank, _Output(source, ended), to, lost)
+                readers.append(threading.Thread(target=_pass_on, args=passed, daemon=True))
+                readers[-1].start()
+        status = _status(ranks, resilient, lost, heard)
+    finally:
+        _end(ranks, heard)
+        os.close(running)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    deadline = time.monotonic() + _GRACE_S
+    for reader in readers:
+        # Whoever has ended the command does not wait for those who read its output.
+        reader.join(max(0.0, deadline - time.monotonic()) if heard else None)
+    if signal.SIGINT in heard:
+        raise KeyboardInterrupt
+    sys.exit(status)
+
+
+class _Output(io.RawIOBase):
+    """What a rank writes until all ranks have ended; other processes may hold the pipe for ever."""
+
+    def __init__(self, pipe: Any, ended: int) -> None:
+        self._pipe, self._ended, self._left = pipe, ended, _PIPE_NBYTES
+
+    def readable(self) -> bool:
+        """Whether it can be read, which `io.BufferedReader` asks."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what is there, or wait for more."""
+        if self._ended in _readable(self._pipe.fileno(), self._ended):
+            if self._left <= 0 or not _readable(self._pipe.fileno(), limit_ms=0):
+                return 0
+            self._left -= len(buffer)
+        return self._pipe.readinto(buffer)  # type: ignore[no-any-return]
+
+
+def _readable(*descriptors: int, limit_ms: int | None = None) -> list[int]:
+    """Wait until one of some descriptors can be read, or has ended."""
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in waiting.poll(limit_ms)]
+
+
+def _pass_on(rank: int, output: _Output, to: TextIO, lost: list[OSError]) -> None:
+    """Pass on the lines of a rank, or drop them: a rank with a full pipe would wait for ever."""
+    for line in io.TextIOWrapper(io.BufferedReader(output), errors="replace"):
+        text = f"[rank {rank}] {line}".removesuffix("\n") + "\n"
+        try:
+            to.write(text.encode(to.encoding, "replace").decode(to.encoding))
+            to.flush()
+        except OSError as error:
+            lost.append(OSError(error.errno, error.strerror, "the output"))
+
+
+def _status(
+    ranks: list[subprocess.Popen[bytes]], resilient: bool, lost: list[OSError], heard: list[int]
+) -> int:
+    """Wait for the ranks; the exit status of all of them. Raises what their output is lost for."""
+    failed: list[int] = []
+    left = {*range(len(ranks))}
+    while left:
+        if heard:
+            return 128 + heard[0]
+        for rank in [rank for rank in sorted(left) if ranks[rank].poll() is not None]:
+            left.remove(rank)
+            code = ranks[rank].returncode
+            if code:
+                how = f"by signal {-code}" if code < 0 else f"with exit status {code}"
+                click.echo(f"ringcoll: rank {rank} has ended {how}", err=True)
+                failed.append(128 - code if code < 0 else code)
+        if failed and not resilient:
+            return failed[0]
+        if lost:
+            raise lost[0]
+        time.sleep(_LOOK_S)
+    return 0 if len(failed) < len(ranks) else failed[0]
+
+
+def _send(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
+    """Send a signal to the ranks that live, and to the processes that these have started."""
+    for process in ranks:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+
+def _end(ranks: list[subprocess.Popen[bytes]], heard: list[int]) -> None:
+    """End the ranks that have not ended: by the signal that was heard; a second one kills them."""
+    _send(ranks, heard[0] if heard else signal.SIGTERM)
+    num_heard, deadline = len(heard), time.monotonic() + _GRACE_S
+    while any(process.poll() is None for process in ranks):
+        if len(heard) > num_heard or time.monotonic() > deadline:
+            _send(ranks, signal.SIGKILL)
+        time.sleep(_LOOK_S)
+
+
+# --- dump -------------------------------------------------------------------------------
+
+
+@command(
+    examples="""
+        ringcoll dump
+        ringcoll dump 4711
+        ringcoll dump records/
+    """
+)
+@click.argument("target", required=False)
+@json_option
+def dump(target: str | None, as_json: bool) -> None:
+    """Say what the ranks of a program do that hangs, and where in their code they are.
+
+    TARGET is the number of a process: any rank, or what has started the ranks. All ranks on
+    this host are asked, and go on undisturbed. A folder is that of RINGCOLL_DUMP, to which
+    ranks write that have failed. Without TARGET, the processes of this user that can be asked are
+    listed.
+    """
+    silent: dict[int, str] = {}
+    if target is None or target.isdecimal():
+        records, silent = _asked()
+        if target is not None:
+            records, silent = _of_job(int(target), records, silent)
+    else:
+        records = _read(Path(target))
+    if as_json:
+        print_json({"records": records, "silent": silent})
+    elif target is None:
+        _list(records, silent)
+    else:
+        print_text(*report(records, silent))
+
+
+def _asked() -> tuple[Records, dict[int, str]]:
+    """The records of all processes of this user, and the reasons of those that do not answer."""
+    answers, silent = ask(answering(), _ANSWER_S)
+    records = []
+    for pid, text in answers.items():
+        try:
+            records.append(read_record(text))
+        except ArgumentError as error:  # another version
+            silent[pid] = f"answers what cannot be read: {error}"
+    return records, silent
+
+
+def _of_job(pid: int, records: Records, silent: dict[int, str]) -> tuple[Records, dict[int, str]]:
+    known = {*silent, *(record["pid"] for record in records)}
+    known |= {
+        other
+        for record in records
+        for group in record["groups"]
+        for other in group["pids"].values()
+    }
+    pids = {pid} if pid in known else {other for other in known if pid in _ancestors(other)}
+    chosen, named = related(records, pids)
+    if not chosen:
+        reasons = [f"process {other} {silent[other]}" for other in sorted(pids & silent.keys())]
+        raise ArgumentError(
+            "; ".join(reasons)
+            or "neither this process nor those that it has started are in a group",
+            argument="TARGET",
+            expected="a process that `ringcoll dump` lists",
+            got=pid,
+        )
+    asked = {record["pid"] for record in records}
+    return chosen, {other: silent.get(other) or in_words(other) for other in named - asked}
+
+
+def _ancestors(pid: int) -> set[int]:
+    ancestors: set[int] = set()
+    while pid > 1:
+        try:
+            pid = process_state(pid).parent
+        except (OSError, ValueError):
+            break
+        ancestors.add(pid)
+    return ancestors
+
+
+def _read(folder: Path) -> Records:
+    """The records of a folder."""
+    try:
+        files = sorted(folder.glob("*.json") if folder.is_dir() else [folder])
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
+    except OSError as error:
+        raise ArgumentError(str(error), argument="TARGET") from error
+    records = [read_record(text) for text in texts]
+    if not records:
+        raise ArgumentError(f"no records are in {folder}", argument="TARGET")
+    return records
+
+
+def _list(records: Records, silent: dict[int, str]) -> None:
+    rows = [
+        (
+            str(record["pid"]),
+            f"{group['rank']} of {group['world_size']}",
+            doing(group).partition(": ")[0],  # without the text of an error
+            record["command"][:_COMMAND],
+        )
+        for record in records
+        for group in record["groups"]
+    ]
+    rows += [(str(pid), "", why, "") for pid, why in silent.items() if why != FOREIGN]
+    if not rows:
+        print_text("No process of this user has a group of more than one rank.")
+        return
+    print_table(("process", "rank", "state", "command"), rows, left=4, prose=1)

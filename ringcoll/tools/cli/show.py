@@ -1,0 +1,297 @@
+"""``ringcoll show``: draw one algorithm."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringcoll.errors import VerificationError
+from ringcoll.lab.pictures import (
+    Film,
+    film,
+    grid_picture,
+    moving_picture,
+    network_picture,
+    player_page,
+    steps_picture,
+)
+from ringcoll.runtime.machine import read_json_file, replace_file
+from ringcoll.schedules import (
+    Copy,
+    Proof,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Schedule,
+    Send,
+    check_work,
+    grid,
+    primitives,
+)
+from ringcoll.schedules import verify as prove
+from ringcoll.schedules.algorithms import on_hosts
+from ringcoll.tools.cli import options
+from ringcoll.tools.cli.app import command
+from ringcoll.tools.cli.networks import is_network_file, network_in
+from ringcoll.tools.cli.output import (
+    PICTURES,
+    echo,
+    on_terminal,
+    print_json,
+    print_table,
+    print_text,
+    progress,
+    write_gif,
+    write_picture,
+)
+from ringcoll.tools.cli.prove import findings, header, in_words
+
+_LEGEND = {
+    Send: ">r:c  send chunk c to rank r",
+    Recv: "<r:c  receive chunk c from rank r",
+    RecvReduce: "+r:c  receive chunk c from rank r and reduce it with the own",
+    Copy: "=c    copy chunk c from the input to the output",
+    Reduce: "Sc    reduce several shares of chunk c",
+}
+
+
+@command(
+    examples="""
+        ringcoll show ring all_reduce -k 4
+        ringcoll show tree broadcast -k 8 --root 3
+        ringcoll show hierarchical all_reduce -k 8 --hosts 2
+        ringcoll show ring all_reduce -k 4 --primitives --rank 1
+        ringcoll show bruck all_gather -k 5 --text > bruck.txt
+        ringcoll show ring all_reduce -k 64 --ranks 0-3,63
+        ringcoll show star.py:star all_reduce
+        ringcoll show ring all_reduce -k 4 -o ring.svg
+        ringcoll show ring all_reduce -k 4 --moving -o ring.gif
+        ringcoll show ring all_reduce -k 4 --grid -o grid.svg
+        ringcoll show ring all_reduce -k 8 --beside tree -o ring-and-tree.html
+        ringcoll show cluster.txt -o cluster.svg
+    """
+)
+@options.schedule_options
+@click.option("--primitives", "as_primitives", is_flag=True,
+              help="Print the program of one rank in NCCL's vocabulary.")  # fmt: skip
+@click.option("--rank", type=click.IntRange(min=0), help="The rank for --primitives; 0.")
+@click.option("--ranks", type=options.rank_numbers, metavar="RANKS",
+              help="Draw the columns of these ranks only: numbers and ranges, such as "
+              "0-3,7.")  # fmt: skip
+@click.option("--text", "as_text", is_flag=True,
+              help="Print the schedule as text, which `ringcoll verify --schedule` "
+              "reads.")  # fmt: skip
+@options.file_option("-o", "--output", "output", callback=options.new_file(*PICTURES, ".gif"),
+                     help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is "
+                     "a page that plays them.")  # fmt: skip
+@click.option(
+    "--step", type=click.IntRange(min=0), help="Only this step, for --output; a page begins there."
+)
+@click.option(
+    "--moving", is_flag=True, help="One step after the other, for --output; a page begins to play."
+)
+@click.option(
+    "--grid", "as_grid", is_flag=True, help="The grid instead of the network, for --output."
+)
+@click.option(
+    "--beside", metavar="ALGORITHM", help="A second algorithm on the same clock, for a page."
+)
+@click.option("--trace", "trace_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Measured times for a page: a file of `ringcoll trace`, of the same "
+              "algorithm.")  # fmt: skip
+@options.json_option
+def show(
+    as_primitives: bool,
+    rank: int | None,
+    ranks: tuple[int, ...] | None,
+    as_text: bool,
+    output: Path | None,
+    step: int | None,
+    moving: bool,
+    as_grid: bool,
+    beside: str | None,
+    trace_file: Path | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Draw ALGORITHM for COLLECTIVE (all_reduce), step by step and rank by rank.
+
+    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a
+    file of a schedule. Of a file with a network, as --graph of other commands reads it, the links
+    are shown.
+
+    The header says what it costs, with the lower bounds behind it, and in which
+    order it reduces: that was proved on the schedule, not taken from a formula.
+    """
+    if is_network_file(asked["algorithm"]):
+        _show_network(Path(asked["algorithm"]).expanduser(), output, as_json=as_json)
+        return
+    ending = "" if output is None else output.suffix.lower()
+    printed = as_primitives or as_text or as_json  # and not the grid
+    one_step, of_page = step is not None, bool(beside or trace_file)
+    for is_refused, reason in (
+        (
+            as_text and (as_primitives or as_json),
+            "--text goes with neither --json nor --primitives",
+        ),
+        (ranks is not None and printed, "--ranks goes with the grid"),
+        (rank is not None and not as_primitives, "--rank goes with --primitives"),
+        (
+            output is not None and (printed or ranks is not None),
+            "--output goes with --step, --moving or --grid only",
+        ),
+        (
+            output is None and (moving or as_grid or one_step),
+            "--step, --moving and --grid go with --output",
+        ),
+        (moving and one_step, "one step does not move"),
+        (of_page and ending != ".html", "--beside and --trace go with --output and a file .html"),
+        (ending == ".pdf" and moving, "a .pdf does not move"),
+        (ending == ".gif" and one_step, "a .gif shows all steps"),
+        (
+            as_grid and (moving or one_step or ending in (".gif", ".html")),
+            "--grid draws all steps into a file .svg, .png or .pdf",
+        ),
+    ):
+        if is_refused:
+            raise click.UsageError(reason)
+    entry, schedule, title = options.asked_schedule(**asked)
+    if ranks is not None and max(ranks) >= schedule.world_size:
+        raise click.UsageError(f"--ranks: rank {max(ranks)} is not in {title}")
+    if not as_primitives:
+        with options.saying_what_would_do(entry, schedule, asked["num_hosts"]):
+            check_work(schedule)
+    if output is not None:
+        num_hosts = asked["num_hosts"] or 2
+        hosts = on_hosts(schedule.world_size, num_hosts) if entry.needs_hosts else None
+        trace = None if trace_file is None else _trace(trace_file)
+        films = [film(schedule)]
+        if beside is not None:
+            second = asked | {"algorithm": beside, "num_hosts": None}
+            films.append(film(options.asked_schedule(**second)[1]))
+        if step is not None and step > (count := len(films[0].messages)):
+            raise click.BadParameter(
+                f"there are steps 0 to {count - 1}, and {count}, the end", param_hint="--step"
+            )
+        if ending == ".html":
+            begin = {"at": step or 0, "playing": int(moving)}
+            replace_file(output, player_page(*films, hosts=hosts, trace=trace, settings=begin))
+        elif as_grid:
+            write_picture(output, grid_picture(schedule))
+        else:
+            _draw(films[0], output, hosts, step, moving=moving)
+        echo(output.resolve())
+        failures = [str(scenes.failure) for scenes in films if scenes.failure is not None]
+        if failures:  # they are drawn as far as they go
+            echo("\n".join(["", *failures]))
+            raise click.exceptions.Exit(1)
+    elif as_text:
+        echo(schedule.to_text(), nl=False)
+    elif as_primitives:
+        _show_primitives(schedule, rank or 0, title, as_json=as_json)
+    else:
+        _show_grid(schedule, title, entry.summary, ranks, as_json=as_json)
+
+
+def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
+    if options.typed(click.get_current_context()) - {"algorithm", "output", "as_json"}:
+        raise click.UsageError(f"{path} is a network, which goes with --output and --json only")
+    if output is not None and output.suffix.lower() == ".gif":
+        raise click.UsageError("a network does not move")
+    topology = network_in(path)
+    links = {
+        f"{link.source} {'--' if is_cable else '->'} {link.target}":
+            (round(float(link.bandwidth) / 1e9, 9), round(float(link.latency_s) * 1e6, 9))
+        for link, is_cable in topology.cables()
+    }  # fmt: skip
+    if output is not None:
+        write_picture(output, network_picture(topology))
+    if as_json:
+        print_json({"network": topology.name, "world_size": topology.world_size, "links": links})
+    elif output is not None:
+        echo(output.resolve())
+    else:
+        rows = [(name, f"{speed:g}", f"{latency:g}") for name, (speed, latency) in links.items()]
+        print_table(("link", "GB/s", "us"), rows, left=1)
+
+
+def _draw(
+    scenes: Film, path: Path, hosts: Sequence[int] | None, step: int | None, *, moving: bool
+) -> None:
+    if path.suffix.lower() == ".gif":
+        steps = range(len(scenes.messages) + 1)
+        write_gif(path, [steps_picture(scenes, hosts=hosts, step=step) for step in steps])
+    elif moving:
+        write_picture(path, moving_picture(scenes, hosts=hosts))
+    else:
+        write_picture(path, steps_picture(scenes, hosts=hosts, step=step))
+
+
+def _trace(path: Path) -> dict[str, Any]:
+    try:
+        trace = read_json_file(path)
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error}", param_hint="--trace") from None
+    except ValueError:  # no JSON
+        trace = None
+    if not isinstance(trace, dict):
+        raise click.BadParameter(f"{path} is not a trace", param_hint="--trace")
+    return trace
+
+
+def _show_primitives(schedule: Schedule, rank: int, title: str, *, as_json: bool) -> None:
+    words = primitives(schedule, rank)
+    if as_json:
+        print_json(header(schedule) | {"rank": rank, "primitives": words})
+        return
+    echo(f"{title}: rank {rank}\n")
+    for number, word in enumerate(words):
+        echo(f"{number:4}  {word}")
+
+
+def _show_grid(
+    schedule: Schedule, title: str, summary: str, ranks: Sequence[int] | None, *, as_json: bool
+) -> None:
+    try:
+        with progress(1, f"proving {title}"):
+            proof = prove(schedule)
+    except VerificationError as error:
+        # `verify` is the command that judges; here a wrong algorithm is drawn, marked.
+        if as_json:
+            print_json(header(schedule) | {"ok": False, "error": str(error)})
+        else:
+            echo(f"{title} is wrong\n\n{error}")
+        raise click.exceptions.Exit(1) from None
+    if as_json:
+        steps = [
+            [[*map(str, step)] for step in schedule.steps(rank)]
+            for rank in range(schedule.world_size)
+        ]
+        facts = header(schedule) | {"summary": summary, "ok": True} | findings(proof)
+        print_json(facts | {"steps": steps})
+        return
+    drawing = grid(schedule, ranks=ranks)
+    print_text(title, summary, "", *in_words(proof))
+    echo("\n".join(["", *_legend(proof), "", drawing]))
+    columns = max(map(len, drawing.splitlines()))
+    if ranks is None and on_terminal() and columns > shutil.get_terminal_size().columns:
+        print_text("", f"The grid has {columns} columns; --ranks 0-3 draws some of the ranks only.")
+
+
+def _legend(proof: Proof) -> Iterator[str]:
+    """Explain the cells that the grid has."""
+    schedule = proof.schedule
+    operations = [
+        operation
+        for rank in range(schedule.world_size)
+        for step in schedule.steps(rank)
+        for operation in step
+    ]
+    kinds = set(map(type, operations))
+    yield from (text for kind, text in _LEGEND.items() if kind in kinds)
+    if any(isinstance(op, RecvReduce | Reduce) and op.final for op in operations):
+        yield "!     behind a reduction: it completes the chunk"
