@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import ringcoll.schedules.algorithms
 import ringcoll.schedules.cost.counts
-import ringcoll.schedules.drawing
+import ringcoll.schedules.ir.drawing
 from ringcoll.schedules import CONTRACTS, Contract, Proof, grid, infix, primitives, verify
 from ringcoll.schedules.algorithms import Algorithm, algorithms
 from ringcoll.schedules.cost import Bound, lower_bound, wavefront_counts
@@ -350,7 +350,8 @@ def front_page() -> str:
     )
     parts = [INTRODUCTION.strip().replace("COLLECTIVES", collectives)]
     parts += [
-        fenced(block) for block in literal_blocks(inspect.getdoc(ringcoll.schedules.drawing) or "")
+        fenced(block)
+        for block in literal_blocks(inspect.getdoc(ringcoll.schedules.ir.drawing) or "")
     ]
     parts.append("## What no algorithm can beat")
     cost_doc = paragraphs(inspect.getdoc(ringcoll.schedules.cost.counts) or "")

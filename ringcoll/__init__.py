@@ -26,6 +26,7 @@ and simulated on a network that is not here::
     print(ringcoll.simulate(schedule, 1 << 20, topology_named("torus:2x2", 4)))
 """
 
+import sys
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -33,7 +34,7 @@ from typing import Any
 import lazy_loader
 
 from ringcoll._version import __version__ as __version__
-from ringcoll.schedules.laboratory import laboratory
+from ringcoll.schedules.ir.laboratory import laboratory
 from ringcoll.training.backend.registration import when_torch_is_imported
 
 _ROOMS = {
@@ -46,6 +47,24 @@ _ROOMS = {
 when_torch_is_imported()
 laboratory.picture = lambda shown: import_module("ringcoll.lab.pictures").shown_in_notebook(shown)
 laboratory.schedule_in = lambda text: import_module("ringcoll.lab.formats").schedule_in(text)
+
+
+class _Earlier:
+    """Says, of a module that nobody else finds, where it is now, or what takes its place."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Raise `ImportError` for a module, or a name, of an earlier version."""
+        if name.startswith("ringcoll.") and (said := _gone(name)):
+            raise ImportError(said, name=name)
+
+
+sys.meta_path.append(_Earlier())
+
+
+def _gone(name: str) -> str | None:
+    from ringcoll.tools.gone import sentence
+
+    return sentence(name)
 
 
 @cache
@@ -61,7 +80,8 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return every
     if name not in every:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        said = _gone(f"{__name__}.{name}")
+        raise AttributeError(said or f"module {__name__!r} has no attribute {name!r}")
     return named(name)
 
 

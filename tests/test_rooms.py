@@ -16,44 +16,37 @@ import pytest
 import ringcoll
 
 PACKAGE = Path(ringcoll.__file__).parent
-# Each room may import from those before it, and from itself.
+# The rooms of each wing; "" is the wing's own files. A room may import from those before it, of the
+# wings that its wing knows, and from itself.
+WINGS = {
+    "schedules": ("ir", "algorithms", "cost"),
+    "lab": ("simulation", "search", "formats", "pictures"),
+    "runtime": (
+        "machine",
+        "reduction",
+        "transport",
+        "operation",
+        "watch",
+        "group",
+        "collectives",
+        "launch",
+    ),
+    "training": ("backend", "", "resilient"),
+    "tools": ("tracing", "testing", "bench", "cli", ""),
+}
+KNOWS = {
+    "schedules": set(),
+    "lab": {"schedules"},
+    "runtime": {"schedules"},
+    "training": {"schedules", "runtime"},
+    "tools": {"schedules", "lab", "runtime", "training"},
+}
+AT_ROOT = ("errors", "_version")
 ROOMS = (
-    "errors",
-    "_version",
-    "schedule",
-    "algorithms",
-    "cost",
-    "simulation",
-    "search",
-    "formats",
-    "pictures",
-    "machine",
-    "reduction",
-    "transport",
-    "operation",
-    "watch",
-    "group",
-    "collectives",
-    "backend",
-    "tracing",
-    "training",
-    "resilient",
-    "launch",
-    "testing",
-    "bench",
-    "cli",
+    *AT_ROOT,
+    *(f"{wing}.{room}".rstrip(".") for wing, rooms in WINGS.items() for room in rooms),
 )
-PURE = (
-    "errors",
-    "_version",
-    "schedule",
-    "algorithms",
-    "cost",
-    "simulation",
-    "search",
-    "formats",
-    "pictures",
-)
+PURE = (*AT_ROOT, *(room for room in ROOMS if room.partition(".")[0] in {"schedules", "lab"}))
 AT_THE_TOP = {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
 WITHOUT_TORCH = (
@@ -61,6 +54,7 @@ WITHOUT_TORCH = (
     "ringcoll.runtime.transport.catalogue",
     "ringcoll.training.pipeline.pipeline_schedule",
     "ringcoll.tools.testing.plugin",
+    "ringcoll.tools.gone",
 )
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 # No operating system, no clock, no chance: what a schedule is depends on its arguments only.
@@ -86,16 +80,15 @@ ALLOWED = {
     "typing",
     "xml",
 }
-# What single rooms need besides: signs of markup, an image within a page; chance that a seed decides, and a solver and a reader that are imported late.
+# What single rooms need besides: signs of markup, an image within a page; chance that a seed decides, and a solver that is imported late.
 ALSO_ALLOWED = {
-    "pictures": {"base64", "html"},
-    "search": {"ortools", "random"},
+    "lab.pictures": {"base64", "html"},
+    "lab.search": {"ortools", "random"},
 }
-# And single files: the page of the package that plays, with its packed data; the face of the package, which hands pictures out.
+# And single files: the page of the package that plays, with its packed data.
 ALLOWED_IN_FILES = {
-    "pictures/player.py": {"importlib", "zlib"},
-    "schedule/ir.py": {"sys"},
-    "cost/table.py": {"hashlib"},
+    "lab/pictures/player.py": {"importlib", "zlib"},
+    "schedules/cost/table.py": {"hashlib"},
 }
 BLOCKED = ("torch", "numpy", "cupy")
 
@@ -133,7 +126,8 @@ def module_of(file: Path) -> str:
 
 def room_of(module: str) -> str:
     """The room that a module of the library belongs to; ``""`` for the root itself."""
-    return module.removeprefix("ringcoll").removeprefix(".").split(".")[0]
+    wing, *names = module.removeprefix("ringcoll").removeprefix(".").split(".")
+    return f"{wing}.{names[0]}" if names and names[0] in WINGS.get(wing, ()) else wing
 
 
 def imports_of(source: str) -> set[str]:
@@ -157,28 +151,42 @@ def later_than(room: str, source: str) -> set[str]:
     for module in imports_of(source):
         if module.partition(".")[0] != "ringcoll":
             continue
-        other = room_of(module)
-        if other not in ROOMS or ROOMS.index(other) > ROOMS.index(room):
+        other, own_wing = room_of(module), room.partition(".")[0]
+        wing = other.partition(".")[0]
+        if wing in KNOWS.get(own_wing, ()):
+            is_known = other in (*ROOMS, *WINGS)
+        else:  # the door of the own wing leads to all its rooms, later ones, too
+            is_known = other in ROOMS and wing in (own_wing, *AT_ROOT)
+        if not is_known or (other in ROOMS and ROOMS.index(other) > ROOMS.index(room)):
             wrong.add(module)
     return wrong
 
 
 def test_nothing_else_stands_at_the_top() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"}
-    assert folders == set(ROOMS) - {"errors", "_version"}
+    assert folders == WINGS.keys()
     assert {path.name for path in PACKAGE.iterdir() if path.is_file()} == AT_THE_TOP
 
 
-def test_the_page_for_contributors_has_the_rooms_in_this_order() -> None:
+def test_the_page_for_contributors_has_the_wings_in_this_order() -> None:
     text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text[: text.index("A call's way")]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [
-        room for room in ROOMS if room != "_version"
-    ]
+    assert re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE) == [*WINGS]
+    for wing, rooms in WINGS.items():
+        (row,) = re.findall(rf"^\| `{wing}/` \|(.*)$", table, re.MULTILINE)
+        assert set(rooms) - {""} <= set(re.findall(r"`(\w+)`", row))
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_a_wing_has_these_rooms(wing: str) -> None:
+    doors = {path.parent.name for path in (PACKAGE / wing).glob("*/__init__.pyi")}
+    doors |= {path.parent.name for path in (PACKAGE / wing).glob("*/__init__.py")}
+    own = "" in WINGS[wing]  # its other folders belong to these files
+    assert set(WINGS[wing]) - {""} <= doors if own else set(WINGS[wing]) == doors
 
 
 # Commands, and what runs on measured ranks, use the public names as a user does.
-USERS = {"bench", "cli"}
+USERS = {"tools.bench", "tools.cli"}
 
 
 @pytest.mark.parametrize(
@@ -193,25 +201,40 @@ def test_imports_point_one_way(file: Path) -> None:
 @pytest.mark.parametrize(
     "room, source",
     [
-        ("transport", "from ringcoll.runtime.operation.plan import Plan"),
-        ("schedule", "from ringcoll import algorithms"),
-        ("cost", "def f():\n    import ringcoll.runtime.machine.settings"),
-        ("group", "if TYPE_CHECKING:\n    from ringcoll.tools.tracing.recorder import Tracer"),
-        ("machine", "from ringcoll import __version__"),
+        ("runtime.transport", "from ringcoll.runtime.operation.plan import Plan"),
+        ("runtime.machine", "from ringcoll.lab.formats import schedule_in"),
+        ("runtime.group", "def f():\n    from ringcoll.lab.search import fit"),
+        ("schedules.ir", "from ringcoll.schedules.algorithms import find"),
+        ("schedules.ir", "from ringcoll.schedules import send"),
+        ("schedules.cost", "def f():\n    import ringcoll.runtime.machine.settings"),
+        ("lab.search", "from ringcoll.runtime.machine import cores"),
+        ("training", "from ringcoll.tools.tracing import trace"),
+        ("runtime.group", "if TYPE_CHECKING:\n    from ringcoll.tools.tracing import Records"),
+        ("runtime.machine", "from ringcoll import __version__"),
     ],
 )
 def test_and_the_test_finds_those_that_do_not(room: str, source: str) -> None:
     assert later_than(room, source)
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if room not in {"errors", "_version"}])
+def folder_of(room: str) -> Path:
+    return PACKAGE.joinpath(*room.split("."))
+
+
+# Wings, and the rooms in them.
+FOLDERS = sorted({*WINGS, *ROOMS} - {*AT_ROOT})
+
+
+@pytest.mark.parametrize("room", FOLDERS)
 def test_every_room_says_what_lives_there(room: str) -> None:
-    text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text("utf-8")))
+    folder, (wing, _, inner) = folder_of(room), room.partition(".")
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
     assert text is not None
-    modules = {path.stem for path in (PACKAGE / room).glob("[!_]*.py")}
-    assert not {name for name in modules if f"`{name}`" not in text}, "modules it does not name"
+    modules = {path.stem for path in folder.glob("[!_]*.py")}
+    named = modules if inner else modules | set(WINGS[wing]) - {""}
+    assert not {name for name in named if f"`{name}`" not in text}, "what it does not name"
     rows = set(re.findall(r"^`(\w+)`  ", text, re.MULTILINE))
-    folders = {path.parent.name for path in (PACKAGE / room).glob("*/__init__.py")}
+    folders = {path.parent.name for path in folder.glob("*/__init__.py")}
     assert rows <= modules | folders, "rows of modules that are gone"
 
 
@@ -220,7 +243,7 @@ def test_every_room_says_what_lives_there(room: str) -> None:
 
 def door(room: str) -> set[str]:
     """What a room's ``__init__.pyi`` names, to be loaded when used; or its ``__init__.py``, at once."""
-    stub = PACKAGE / room / "__init__.pyi"
+    stub = folder_of(room) / "__init__.pyi"
     file = stub if stub.exists() else stub.with_suffix(".py")
     nodes = ast.parse(file.read_text(encoding="utf-8")).body
     return {
@@ -228,7 +251,13 @@ def door(room: str) -> set[str]:
     }
 
 
-DOORS = {room: door(room) for room in ROOMS if room not in {"errors", "_version"}}
+DOORS = {room: door(room) for room in (*ROOMS, "schedules") if room not in {*AT_ROOT, "tools"}}
+
+
+def split_at_door(parts: list[str]) -> tuple[str, list[str]]:
+    """The room that a dotted name of the package leads to, and what stands behind the room."""
+    room = ".".join(parts[1:3])
+    return (room, parts[3:]) if room in DOORS else (parts[1], parts[2:])
 
 
 def past_doors(own: str, source: str) -> set[str]:
@@ -242,13 +271,14 @@ def past_doors(own: str, source: str) -> set[str]:
             named = [([*node.module.split("."), alias.name], alias) for alias in node.names]
         else:
             continue
-        for (package, room, *names), alias in (one for one in named if len(one[0]) > 2):
-            if package != "ringcoll" or room not in DOORS or room == own:
+        for parts, alias in (one for one in named if len(one[0]) > 2):
+            room, names = split_at_door(parts)
+            if parts[0] != "ringcoll" or room not in DOORS or room == own or not names:
                 continue
             if len(names) > 1 or names[0] not in DOORS[room]:
-                wrong.add(".".join([package, room, *names]))
-            elif (PACKAGE / room / f"{names[0]}.py").exists():
-                modules[alias.asname or alias.name] = f"{package}.{room}"
+                wrong.add(".".join(parts))
+            elif (folder_of(room) / f"{names[0]}.py").exists():
+                modules[alias.asname or alias.name] = f"ringcoll.{room}"
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in modules:
@@ -259,25 +289,25 @@ def past_doors(own: str, source: str) -> set[str]:
 
 @pytest.mark.parametrize("file", [one for one in FILES if len(one.parts) > 1], ids=str)
 def test_rooms_import_through_doors(file: Path) -> None:
-    assert not past_doors(file.parts[0], (PACKAGE / file).read_text(encoding="utf-8"))
+    own = room_of(module_of(file))
+    assert not past_doors(own, (PACKAGE / file).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "from ringcoll.schedules.ir import send",
+        "from ringcoll.schedules.ir.steps import send",
         "from ringcoll.schedules import verify, _symbols",
-        "import ringcoll.schedules.ir",
+        "import ringcoll.schedules.ir.steps",
         "def f():\n    import ringcoll.runtime.machine.facts as facts",
         "from ringcoll.runtime.transport import catalogue\ncatalogue._automatic",
     ],
 )
 def test_and_a_way_past_a_door_is_found(source: str) -> None:
-    assert past_doors("cost", source)
-    assert not past_doors("cost", "from ringcoll.schedules import send, verify")
-    assert not past_doors(
-        "cost", "from ringcoll.runtime.transport import catalogue\ncatalogue.names"
-    )
+    own = "schedules.cost"
+    assert past_doors(own, source)
+    assert not past_doors(own, "from ringcoll.schedules.ir import send, verify")
+    assert not past_doors(own, "from ringcoll.runtime.transport import catalogue\ncatalogue.names")
 
 
 @pytest.mark.parametrize("room", DOORS)
@@ -300,12 +330,63 @@ def test_scripts_use_doors() -> None:
 def test_tests_open_modules_of_their_own_room() -> None:
     """Tests of a room may; what they, and tests of several rooms, need of others has a bound."""
     tests = {path.relative_to(ROOT / "tests"): path for path in ROOT.glob("tests/**/*.py")}
+    rooms = {room.rpartition(".")[2]: room for room in DOORS} | {"schedule": "schedules.ir"}
     wrong = [
         f"{short}: {name}"
         for short, path in tests.items()
-        for name in sorted(past_doors(short.parts[0], path.read_text(encoding="utf-8")))
+        for name in sorted(
+            past_doors(rooms.get(short.parts[0], ""), path.read_text(encoding="utf-8"))
+        )
     ]
     assert len(wrong) <= MOST_PAST_DOORS, "\n".join(wrong)
+
+
+# --- the core and its laboratory ---------------------------------------------------------
+
+
+def by_name(source: str) -> set[str]:
+    """What a file may reach by a name in a text: the laboratory, the tools, and the root."""
+    tree = ast.parse(source)
+    texts = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    found = {text for text in texts if re.match(r"ringcoll\.(lab|tools)\b[\w.]*$", text)}
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Subscript(
+                    value=ast.Attribute(attr="modules"), slice=ast.Constant(value="ringcoll")
+                )
+                | ast.Call(
+                    func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"),
+                    args=[ast.Constant(value="ringcoll"), *_],
+                )
+            ):
+                found.add("ringcoll")
+    return found
+
+
+@pytest.mark.parametrize(
+    "file", [one for one in FILES if one.parts[0] in {"schedules", "runtime"}], ids=str
+)
+def test_the_core_reaches_no_laboratory_by_name(file: Path) -> None:
+    assert not by_name((PACKAGE / file).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'import_module("ringcoll.lab.pictures")',
+        'sys.modules["ringcoll"].pictures',
+        'importlib.import_module("ringcoll").pictures',
+        'LATE = {"html": "ringcoll.tools.bench"}',
+    ],
+)
+def test_and_a_way_by_name_is_found(source: str) -> None:
+    assert by_name(source)
+    assert not by_name('"""See `ringcoll.lab.pictures`."""\nlog = getLogger("ringcoll")')
 
 
 # --- circles ----------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from ringcoll.tools.cli import cli
 from ringcoll.training.backend import PointToPoint
 from ringcoll.training.resilient import Membership, packed, unpacked
 from tests.programs import listeners
-from tests.test_rooms import ROOMS
+from tests.test_rooms import DOORS
 
 PACKAGE = Path(ringcoll.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "security.md").read_text(encoding="utf-8")
@@ -58,54 +58,54 @@ ELEMENT = 12345678
 # be judged, and the page to be written again. ``*`` stands for any letters.
 ONLY = {
     # pickle and its kin; `multiprocessing` pickles what passes through its connections
-    "pickle": {"launch/processes", "testing/pool", "testing/on_ranks"},
-    "cloudpickle": {"launch/processes"},
-    "multiprocessing": {"launch/processes"},
-    "dist.*_object": {"bench/measure", "cli/measuring"},
-    "torch.load": {"resilient/group"},
-    "torch.load(weights_only=True)": {"resilient/group"},
-    "torch.save": {"resilient/group"},
+    "pickle": {"runtime/launch/processes", "tools/testing/pool", "tools/testing/on_ranks"},
+    "cloudpickle": {"runtime/launch/processes"},
+    "multiprocessing": {"runtime/launch/processes"},
+    "dist.*_object": {"tools/bench/measure", "tools/cli/measuring"},
+    "torch.load": {"training/resilient/group"},
+    "torch.load(weights_only=True)": {"training/resilient/group"},
+    "torch.save": {"training/resilient/group"},
     # modules whose name is made while the program runs
     "import_module(variable)": {
-        *("__init__", "cli/app", "transport/catalogue", "machine/files", "testing/pool"),
+        *("__init__", "tools/cli/app", "runtime/transport/catalogue", "runtime/machine/files", "tools/testing/pool"),
         "training/trainers",  # its own table of the package's modules
     },
     # doors: a stub of the package lists the names and their modules
     "lazy_loader": {
         *("__init__", "training/pipeline/__init__", "training/split/__init__"),
-        *(f"{room}/__init__" for room in ROOMS if room not in {"errors", "_version", "algorithms"}),
+        *(f"{room.replace('.', '/')}/__init__" for room in DOORS if room != "schedules.algorithms"),
     },
-    "subprocess": {"cli/versions", "cli/programs", "launch/mpiexec"},
+    "subprocess": {"tools/cli/versions", "tools/cli/programs", "runtime/launch/mpiexec"},
     "socket": {
-        *("machine/stores", "transport/gloo", "resilient/membership"),
-        *("bench/measure", "launch/mpiexec"),  # the host's name; a free port
-        *("watch/flight_report", "machine/lines"),
-        "machine/facts",  # the way to another host, on which nothing is sent
+        *("runtime/machine/stores", "runtime/transport/gloo", "training/resilient/membership"),
+        *("tools/bench/measure", "runtime/launch/mpiexec"),  # the host's name; a free port
+        *("runtime/watch/flight_report", "runtime/machine/lines"),
+        "runtime/machine/facts",  # the way to another host, on which nothing is sent
     },
-    "os.exec*": {"launch/leash"},  # the program that its caller names
-    "*.create_server": {"machine/stores", "machine/lines"},
-    "*.TCPStore()": {"machine/stores", "launch/processes", "resilient/membership"},
-    "secrets": {"resilient/membership"},  # a name, and no password
+    "os.exec*": {"runtime/launch/leash"},  # the program that its caller names
+    "*.create_server": {"runtime/machine/stores", "runtime/machine/lines"},
+    "*.TCPStore()": {"runtime/machine/stores", "runtime/launch/processes", "training/resilient/membership"},
+    "secrets": {"training/resilient/membership"},  # a name, and no password
     # files
-    "*.write_bytes": {"machine/files"},
-    "*.touch": {"machine/files"},
-    "*.mkdir": {"machine/tuning"},
-    "*.savefig": {"bench/plot"},
-    "open(write)": {"cli/listing"},
-    "tempfile": {"watch/notices"},
-    "os.O_WRONLY": {"machine/facts", "machine/files"},  # of /proc/self; of pipes
-    "os.O_RDWR": {"transport/shared/memory"},
+    "*.write_bytes": {"runtime/machine/files"},
+    "*.touch": {"runtime/machine/files"},
+    "*.mkdir": {"runtime/machine/tuning"},
+    "*.savefig": {"tools/bench/plot"},
+    "open(write)": {"tools/cli/listing"},
+    "tempfile": {"runtime/watch/notices"},
+    "os.O_WRONLY": {"runtime/machine/facts", "runtime/machine/files"},  # of /proc/self; of pipes
+    "os.O_RDWR": {"runtime/transport/shared/memory"},
     # what reads text that was written elsewhere
     "json.load*": {
-        *("machine/stores", "tracing/recorder"),  # tests/test_parsers.py tries them
+        *("runtime/machine/stores", "tools/tracing/recorder"),  # tests/test_parsers.py tries them
         "training/model_on_ranks",
-        *("watch/flight_report", "formats/documents", "resilient/membership"),
-        "simulation/measured",  # tests/simulation/test_measured.py tries it
-        "machine/files",  # traces, which tests/player and tests/pictures give odd
+        *("runtime/watch/flight_report", "lab/formats/documents", "training/resilient/membership"),
+        "lab/simulation/measured",  # tests/simulation/test_measured.py tries it
+        "runtime/machine/files",  # traces, which tests/player and tests/pictures give odd
     },
-    "xml": {"formats/documents"},  # expat, without document types
-    "zlib.decompress": {"tracing/recorder"},
-    "*.fromhex": {"transport/ucx"},
+    "xml": {"lab/formats/documents"},  # expat, without document types
+    "zlib.decompress": {"tools/tracing/recorder"},
+    "*.fromhex": {"runtime/transport/ucx"},
 }  # fmt: skip
 NOWHERE = (
     *("torch.load()", "torch.jit*", "torch.hub*", "np.load", "*_object_list"),

@@ -1,6 +1,9 @@
-"""Training systems on the public functions, and one table of trainers that run them by name.
+"""Using it: the backend of torch.distributed, and training systems by name.
 
 ================  ==============================================================================
+`backend`         ``init_process_group("ringcoll")``
+`resilient`       going on without the dead
+----------------  ------------------------------------------------------------------------------
 What is trained
 ------------------------------------------------------------------------------------------------
 `names`           names of models, optimizers and other choices; without torch

@@ -1,6 +1,6 @@
 """What a trace has to be, whatever was traced: valid, whole, and the schedule's messages.
 
-Written from the description of the format and from `ringcoll.schedules.ir`; nothing of
+Written from the description of the format and from `ringcoll.schedules.ir.steps`; nothing of
 `ringcoll.tools.tracing` is used.
 """
 

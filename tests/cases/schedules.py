@@ -1,6 +1,6 @@
 """Random schedules: every step does what the algorithms avoid.
 
-They keep no contract, but every rule of `ringcoll.schedules.ir`: reads are of places that have
+They keep no contract, but every rule of `ringcoll.schedules.ir.steps`: reads are of places that have
 been written, each place has one writer a step, except recv-reduces that accumulate, and
 sends pair with receives. Few places and many operations a step make it likely that a place
 is sent, read and written at once.

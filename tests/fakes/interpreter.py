@@ -1,4 +1,4 @@
-"""Step semantics on Python lists, straight from the docstring of `ringcoll.schedules.ir`.
+"""Step semantics on Python lists, straight from the docstring of `ringcoll.schedules.ir.steps`.
 
 An interpreter that shares nothing with the planner and the executor: every place holds a
 list of numbers, a step is done for all ranks at once, and all its reads come from a copy of

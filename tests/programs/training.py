@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
 from ringcoll.errors import BackwardError
+from ringcoll.runtime.collectives import functions
 from ringcoll.training import (
     BucketedDataParallel,
     HookOptions,
@@ -190,17 +191,17 @@ def new_group(setting: Setting) -> Any:
 def _lengths() -> Iterator[list[int]]:
     """Note the length of every all-reduce that a trainer issues."""
     issued: list[int] = []
-    original = ringcoll.runtime.collectives.functions.all_reduce
+    original = functions.all_reduce
 
     def noting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         issued.append(tensor.numel())
         return original(tensor, *args, **kwargs)
 
-    ringcoll.runtime.collectives.functions.all_reduce = noting  # type: ignore[assignment]
+    functions.all_reduce = noting  # type: ignore[assignment]
     try:
         yield issued
     finally:
-        ringcoll.runtime.collectives.functions.all_reduce = original
+        functions.all_reduce = original
 
 
 def order_of_buckets(branches: tuple[str, ...]) -> tuple[list[int], list[int], int]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import ringcoll.schedules.ir
+import ringcoll.schedules.ir.steps
 from ringcoll.errors import ScheduleError
 from ringcoll.schedules import (
     Buffer,
@@ -93,7 +93,7 @@ def test_text_round_trip_of_any_program(found: list[list[Step]]) -> None:
 @unhurried
 @given(steps)
 def test_repr_evaluates_back(step: Step) -> None:
-    names = vars(ringcoll.schedules.ir)
+    names = vars(ringcoll.schedules.ir.steps)
     again = eval(repr(step), names)
     assert again == step
     assert type(again) is Step
@@ -104,7 +104,7 @@ def test_repr_evaluates_back(step: Step) -> None:
 @unhurried
 @given(references)
 def test_repr_and_place_of_a_reference(ref: Ref) -> None:
-    assert eval(repr(ref), vars(ringcoll.schedules.ir)) == ref
+    assert eval(repr(ref), vars(ringcoll.schedules.ir.steps)) == ref
     if ref.buffer is Buffer.SCRATCH:
         assert ref.place == (Buffer.SCRATCH, ref.slot)
         assert str(ref) == f"tmp{ref.slot}[{ref.chunk}]"

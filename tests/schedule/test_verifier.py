@@ -26,7 +26,6 @@ from ringcoll.schedules import (
     Step,
     contract,
     copy,
-    counting,
     grid,
     inp,
     out,
@@ -38,7 +37,8 @@ from ringcoll.schedules import (
     tmp,
 )
 from ringcoll.schedules.algorithms import Algorithm, find, schedule_of
-from ringcoll.schedules.verifier import Proof, _Symbols, bitwise_equal, verify
+from ringcoll.schedules.ir import counting
+from ringcoll.schedules.ir.verifier import Proof, _Symbols, bitwise_equal, verify
 from tests.cases.algorithms import EVERY, each_on, name_of
 
 # --- mutations: a correct schedule with one thing changed -----------------------------

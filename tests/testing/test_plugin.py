@@ -197,7 +197,7 @@ def test_every_way(pytester: pytest.Pytester) -> None:
         assert ("before it" in trace) == name.startswith("test_one")
         assert "direct cause" in others
         assert "E   assert 1 != 1" in others
-        assert "launch/processes.py" not in text
+        assert "runtime/launch/processes.py" not in text
     for name, expected in {
         "test_hang": r"rank 1 is here:\n.*\n *time\.sleep\(1000\)(?s:.*)ranks \[1\] were not done after 6 s",
         "test_thread_hangs": r"rank 1 is here:\n.*\n *time\.sleep(?s:.*)TimeoutError: ranks \[1\] were not done after 5 s",

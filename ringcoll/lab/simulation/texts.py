@@ -121,8 +121,8 @@ MACHINES = {
     "ethernet_10g": Machine(
         "hosts with one rank, and Ethernet of 10 Gb/s",
         "10 Gb/s by the name of the standard, IEEE 802.3ae; alpha of 60 us: what a message costs "
-        "over gloo, measured on one host (`ringcoll.runtime.transport.catalogue`), so a network has "
-        "more",
+        "over gloo, measured on one host (`ringcoll.runtime.transport.catalogue`), so a network "
+        "has more",
         lambda world_size, shape: crossbar(world_size, bandwidth=1.25e9, alpha_s=60e-6),
     ),
     "tpu_v4": Machine(

@@ -28,7 +28,8 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms.registry import Cost, register
+from ringcoll.schedules.ir import (
     OperandOrder,
     Operation,
     Program,
@@ -42,7 +43,6 @@ from ringcoll.schedules import (
     send,
     unfinished,
 )
-from ringcoll.schedules.algorithms.registry import Cost, register
 
 
 def parent(label: int, world_size: int) -> int | None:
@@ -134,7 +134,7 @@ def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
     2 floor(lg k) steps; an inner rank hears two children at once, so a step takes
     up to twice the vector. Operands stay in rank order.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(binary_tree_all_reduce, 4))
     step  rank 0  rank 1     rank 2  rank 3
        0  >1:0    +0:0 +2:0  >1:0    .
@@ -156,7 +156,7 @@ def double_tree_all_reduce(rank: int, world_size: int) -> Program:
     2 floor(lg k) steps. Every rank is a leaf of at least one tree, and sends no
     more than four half-vectors in all.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(double_tree_all_reduce, 4))
     step  rank 0  rank 1          rank 2          rank 3
        0  >1:0    +0:0 +2:0 >2:1  >1:0 +1:1 +3:1  >2:1
@@ -209,7 +209,7 @@ def dual_root_all_reduce(rank: int, world_size: int) -> Program:
     implementation", arXiv 2109.12626. P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms
     for full bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009).
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(dual_root_all_reduce, 4))
     step  rank 0  rank 1      rank 2  rank 3
        0  >1:0    +0:0        >3:0    +2:0

@@ -21,7 +21,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms import binomial, exchanges
+from ringcoll.schedules.algorithms.bruck import all_to_all_by
+from ringcoll.schedules.algorithms.exchanges import needs_power, reached, spread, swing
+from ringcoll.schedules.algorithms.registry import (
+    Cost,
+    register,
+    rounds_to_reach_all,
+    share_of_others,
+    vector_each_round,
+)
+from ringcoll.schedules.ir import (
     OperandOrder,
     Program,
     Step,
@@ -32,16 +42,6 @@ from ringcoll.schedules import (
     renumber,
     send,
     tmp,
-)
-from ringcoll.schedules.algorithms import binomial, exchanges
-from ringcoll.schedules.algorithms.bruck import all_to_all_by
-from ringcoll.schedules.algorithms.exchanges import needs_power, reached, spread, swing
-from ringcoll.schedules.algorithms.registry import (
-    Cost,
-    register,
-    rounds_to_reach_all,
-    share_of_others,
-    vector_each_round,
 )
 
 _register = partial(register, restriction=partial(needs_power, 2), second_choice=True)
@@ -90,7 +90,7 @@ def bine_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
 
     lg k steps, the lower bound; k a power of two. The root sends the vector in each of them.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bine_tree_broadcast, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 >3:0  .       .       <0:0
@@ -106,7 +106,7 @@ def bine_tree_reduce(rank: int, world_size: int, root: int) -> Program:
     lg k steps, the lower bound; k a power of two. Partial results are kept in one slot of scratch
     memory.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bine_tree_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  +1:0    >0:0    >3:0    +2:0
@@ -122,7 +122,7 @@ def bine_tree_all_reduce(rank: int, world_size: int) -> Program:
     2 lg k steps, each with the whole vector; k a power of two. The tree does not go round the end
     of the ranks, so that operands stay in rank order.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bine_tree_all_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  >1:0    +0:0    +3:0    >2:0
@@ -146,7 +146,7 @@ def bine_tree_gather(rank: int, world_size: int, root: int) -> Program:
 
     lg k steps; the root receives (k - 1)/k of the output: both lower bounds. k a power of two.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bine_tree_gather, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 <1:1  >0:1    >3:2    <2:2
@@ -163,7 +163,7 @@ def bine_tree_scatter(rank: int, world_size: int, root: int) -> Program:
 
     lg k steps; the root sends (k - 1)/k of the input: both lower bounds. k a power of two.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bine_tree_scatter, 4))
     step  rank 0     rank 1  rank 2  rank 3
        0  =0 >3:3,2  .       .       <0:3,2
@@ -185,7 +185,7 @@ def bine_reduce_scatter(rank: int, world_size: int) -> Program:
     lg k steps, (k - 1)/k of the input sent by each rank and as much reduced: all three lower
     bounds. k a power of two.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bine_reduce_scatter, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:1-2 +1:0,3  >0:0,3 +0:1-2  >3:0,3 +3:1-2  >2:1-2 +2:0,3
@@ -204,7 +204,7 @@ def bine_all_gather(rank: int, world_size: int) -> Program:
 
     lg k steps and (k - 1)/k of the output sent by each rank: both lower bounds. k a power of two.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bine_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >3:0 <3:3   =1 >2:1 <2:2   =2 >1:2 <1:1   =3 >0:3 <0:0
@@ -221,7 +221,7 @@ def bine_all_reduce(rank: int, world_size: int) -> Program:
     2 lg k steps and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a power of two.
     The form of the paper for short vectors is `swing_latency`.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bine_all_reduce, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:2-3 +1:0-1  >0:0-1 +0:2-3  >3:0-1 +3:2-3  >2:2-3 +2:0-1
@@ -260,7 +260,7 @@ def bine_all_to_all(rank: int, world_size: int) -> Program:
     lg k steps; lg k / 2 times the input is sent. k a power of two. Blocks of equal length only: a
     rank passes on blocks that are neither from nor for itself.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bine_all_to_all, 4))
     step  rank 0            rank 1            rank 2                rank 3
        0  =0 >1:1-2 <1:4,7  =5 >0:4,7 <0:1-2  =10 >3:11,8 <3:14,13  =15 >2:14,13 <2:11,8

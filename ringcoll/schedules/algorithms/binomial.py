@@ -21,7 +21,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms import ring
+from ringcoll.schedules.algorithms.registry import (
+    Cost,
+    Parameter,
+    powers_below,
+    register,
+    rounds_to_reach_all,
+    share_of_others,
+    vector_each_round,
+)
+from ringcoll.schedules.ir import (
     OperandOrder,
     Operation,
     Program,
@@ -34,16 +44,6 @@ from ringcoll.schedules import (
     recv_reduce,
     send,
     tmp,
-)
-from ringcoll.schedules.algorithms import ring
-from ringcoll.schedules.algorithms.registry import (
-    Cost,
-    Parameter,
-    powers_below,
-    register,
-    rounds_to_reach_all,
-    share_of_others,
-    vector_each_round,
 )
 
 
@@ -199,7 +199,7 @@ def binomial_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
 
     ceil(lg k) steps, the lower bound; the root sends the vector in each of them.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(binomial_tree_broadcast, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 >2:0  .       <0:0    .
@@ -215,7 +215,7 @@ def binomial_tree_reduce(rank: int, world_size: int, root: int) -> Program:
     ceil(lg k) steps, the lower bound. Inputs survive on every rank: partial
     results are kept in one slot of scratch memory.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(binomial_tree_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  +1:0    >0:0    +3:0    >2:0
@@ -230,7 +230,7 @@ def binomial_tree_all_reduce(rank: int, world_size: int) -> Program:
 
     2 ceil(lg k) steps, each with the whole vector. Operands stay in rank order.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(binomial_tree_all_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  +1:0    >0:0    +3:0    >2:0
@@ -248,7 +248,7 @@ def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
 
     ceil(lg k) steps; the root receives (k - 1)/k of the output: both lower bounds.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(binomial_tree_gather, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 <1:1  >0:1    <3:3    >2:3
@@ -264,7 +264,7 @@ def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
 
     ceil(lg k) steps; the root sends (k - 1)/k of the input: both lower bounds.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(binomial_tree_scatter, 4))
     step  rank 0     rank 1  rank 2  rank 3
        0  =0 >2:2-3  .       <0:2-3  .
@@ -288,7 +288,7 @@ def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Progr
     Source: M. Barnett et al., "Interprocessor collective communication library
     (InterCom)", 1994; MPICH for long messages; R. Thakur et al., IJHPCA 19 (2005).
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(scatter_all_gather_broadcast, 4))
     step  rank 0              rank 1     rank 2     rank 3
        0  =0 =1 =2 =3 >2:2-3  .          <0:2-3     .
@@ -322,7 +322,7 @@ def reduce_scatter_gather_reduce(rank: int, world_size: int, root: int) -> Progr
     Source: R. Rabenseifner, ICCS 2004, with the ring in place of halving so that
     any number of ranks will do; R. Thakur et al., IJHPCA 19 (2005).
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(reduce_scatter_gather_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
@@ -379,7 +379,7 @@ def knomial_tree_broadcast(rank: int, world_size: int, root: int, radix: int) ->
     Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("broadcast", "knomial_tree", 5)))
     step  rank 0          rank 1  rank 2  rank 3  rank 4
        0  =0 >4:0         .       .       .       <0:0
@@ -401,7 +401,7 @@ def knomial_tree_reduce(rank: int, world_size: int, root: int, radix: int) -> Pr
     Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("reduce", "knomial_tree", 5)))
     step  rank 0          rank 1  rank 2  rank 3  rank 4
        0  +1:0 +2:0 +3:0  >0:0    >0:0    >0:0    .
@@ -421,7 +421,7 @@ def knomial_tree_gather(rank: int, world_size: int, root: int, radix: int) -> Pr
     Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("gather", "knomial_tree", 5)))
     step  rank 0             rank 1  rank 2  rank 3  rank 4
        0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3    .
@@ -441,7 +441,7 @@ def knomial_tree_scatter(rank: int, world_size: int, root: int, radix: int) -> P
     Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("scatter", "knomial_tree", 5)))
     step  rank 0          rank 1  rank 2  rank 3  rank 4
        0  =0 >4:4         .       .       .       <0:4

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.schedules import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 from ringcoll.schedules.algorithms.hierarchical import rows_of
 from ringcoll.schedules.algorithms.registry import (
     Cost,
@@ -34,6 +33,7 @@ from ringcoll.schedules.algorithms.registry import (
     share_of_others,
     vector_each_round,
 )
+from ringcoll.schedules.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 
 @register(
@@ -45,7 +45,7 @@ def bruck_all_gather(rank: int, world_size: int) -> Program:
     ceil(lg k) steps and (k - 1)/k of the output sent by each rank: both lower
     bounds, for any number of ranks.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bruck_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >3:0 <1:1   =1 >0:1 <2:2   =2 >1:2 <3:3   =3 >2:3 <0:0
@@ -77,7 +77,7 @@ def dissemination_barrier(rank: int, world_size: int) -> Program:
     Source: D. Hensgen, R. Finkel and U. Manber, "Two algorithms for barrier
     synchronization", Int. J. Parallel Programming 17 (1988).
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(dissemination_barrier, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:0 +3:0   >2:0 +0:0   >3:0 +1:0   >0:0 +2:0
@@ -179,7 +179,7 @@ def bruck_all_to_all(rank: int, world_size: int, radix: int) -> Program:
     only.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("all_to_all", "bruck", 3)))
     step  rank 0        rank 1        rank 2
        0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5
@@ -212,7 +212,7 @@ def retri_all_to_all(rank: int, world_size: int) -> Program:
     Source: A. Juerss and S. Schmid, "Revisiting Bruck: phase-efficient all-to-all communication in
     reconfigurable networks", arXiv 2605.26930.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(retri_all_to_all, 3))
     step  rank 0                  rank 1                  rank 2
        0  =0 >2:2 >1:1 <1:3 <2:6  =4 >0:3 >2:5 <2:7 <0:1  =8 >1:7 >0:6 <0:2 <1:5
@@ -245,7 +245,7 @@ def torus_all_to_all(rank: int, world_size: int, columns: int) -> Program:
     zero-copy all-to-all communication in multidimensional tori", arXiv 2605.29970.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("all_to_all", "torus", 4)))
     step  rank 0            rank 1            rank 2                rank 3
        0  =0 >1:1,3 <1:4,6  =5 >0:4,6 <0:1,3  =10 >3:11,9 <3:14,12  =15 >2:14,12 <2:11,9

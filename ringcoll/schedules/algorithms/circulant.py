@@ -38,7 +38,14 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms.registry import (
+    Cost,
+    Parameter,
+    register,
+    rounds_to_reach_all,
+    share_of_others,
+)
+from ringcoll.schedules.ir import (
     Operation,
     Program,
     Ref,
@@ -50,13 +57,6 @@ from ringcoll.schedules import (
     recv_reduce,
     send,
     tmp,
-)
-from ringcoll.schedules.algorithms.registry import (
-    Cost,
-    Parameter,
-    register,
-    rounds_to_reach_all,
-    share_of_others,
 )
 
 _register = partial(register, second_choice=True)
@@ -121,7 +121,7 @@ def circulant_reduce_scatter(rank: int, world_size: int) -> Program:
     ceil(lg k) steps, (k - 1)/k of the input sent by each rank and as much reduced: all three lower
     bounds, for any number of ranks.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(circulant_reduce_scatter, 5))
     step  rank 0         rank 1         rank 2         rank 3         rank 4
        0  >3:3-4 +2:0-1  >4:4,0 +3:1-2  >0:0-1 +4:2-3  >1:1-2 +0:3-4  >2:2-3 +1:4,0
@@ -139,7 +139,7 @@ def circulant_all_gather(rank: int, world_size: int) -> Program:
 
     ceil(lg k) steps and (k - 1)/k of the output sent by each rank, for any number of ranks.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(circulant_all_gather, 5))
     step  rank 0         rank 1         rank 2         rank 3         rank 4
        0  =0 >4:0 <1:1   =1 >0:1 <2:2   =2 >1:2 <3:3   =3 >2:3 <4:4   =4 >3:4 <0:0
@@ -165,7 +165,7 @@ def circulant_all_reduce(rank: int, world_size: int) -> Program:
     2 ceil(lg k) steps and 2(k - 1)/k of the vector sent by each rank, the lower bound on traffic,
     for any number of ranks; Rabenseifner's needs more for all but powers of two.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(circulant_all_reduce, 3))
     step  rank 0      rank 1      rank 2
        0  >2:2 +1:0   >0:0 +2:1   >1:1 +0:2
@@ -299,7 +299,7 @@ def circulant_broadcast(rank: int, world_size: int, root: int, blocks: int) -> P
     all-broadcast, reduction and all-reduction", arXiv 2407.18004.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("broadcast", "circulant=3", 4)))
     step  rank 0         rank 1     rank 2     rank 3
        0  =0 =1 =2 >1:0  <0:0       .          .
@@ -339,7 +339,7 @@ def circulant_reduce(rank: int, world_size: int, root: int, blocks: int) -> Prog
     all-broadcast, reduction and all-reduction", arXiv 2407.18004.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("reduce", "circulant=3", 4)))
     step  rank 0  rank 1     rank 2     rank 3
        0  +2:2    >3:1 +3:2  >0:2       >1:2 +1:1

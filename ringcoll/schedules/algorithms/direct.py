@@ -21,7 +21,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms.registry import Cost, register, share_of_others
+from ringcoll.schedules.ir import (
     OperandOrder,
     Operation,
     Program,
@@ -36,7 +37,6 @@ from ringcoll.schedules import (
     send,
     tmp,
 )
-from ringcoll.schedules.algorithms.registry import Cost, register, share_of_others
 
 
 def _fold(rank: int, world_size: int, chunk: int) -> Step:
@@ -69,7 +69,7 @@ def direct_all_reduce(rank: int, world_size: int) -> Program:
 
     One step; k - 1 times the vector sent by each rank, and as much scratch memory.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(direct_all_reduce, 3))
     step  rank 0               rank 1               rank 2
        0  >1:0 >2:0 <2:0 <1:0  >2:0 >0:0 <0:0 <2:0  >0:0 >1:0 <1:0 <0:0
@@ -90,7 +90,7 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Program:
 
     One step, (k - 1)/k of the input sent by each rank.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(direct_reduce_scatter, 3))
     step  rank 0               rank 1               rank 2
        0  >1:1 >2:2 <2:0 <1:0  >2:2 >0:0 <0:1 <2:1  >0:0 >1:1 <1:2 <0:2
@@ -112,7 +112,7 @@ def linear_all_reduce(rank: int, world_size: int) -> Program:
     Two steps; rank 0 receives and sends k - 1 times the vector. It is the reference for all others:
     what one process would compute that had all vectors.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(linear_all_reduce, 3))
     step  rank 0     rank 1  rank 2
        0  <1:0 <2:0  >0:0    >0:0
@@ -142,7 +142,7 @@ def two_shot_all_reduce(rank: int, world_size: int) -> Program:
 
     Source: the two-shot kernel of DeepSpeed's and of TensorRT-LLM's all-reduce.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(two_shot_all_reduce, 3))
     step  rank 0               rank 1               rank 2
        0  >1:1 >2:2 <2:0 <1:0  >2:2 >0:0 <0:1 <2:1  >0:0 >1:1 <1:2 <0:2
@@ -159,7 +159,7 @@ def direct_all_gather(rank: int, world_size: int) -> Program:
 
     One step, (k - 1)/k of the output sent by each rank.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(direct_all_gather, 3))
     step  rank 0                  rank 1                  rank 2
        0  =0 >1:0 >2:0 <2:2 <1:1  =1 >2:1 >0:1 <0:0 <2:2  =2 >0:2 >1:2 <1:1 <0:0
@@ -174,7 +174,7 @@ def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
 
     One step; the root sends k - 1 times the vector. Ranks that share memory read it in place.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(linear_broadcast, 3))
     step  rank 0        rank 1  rank 2
        0  =0 >1:0 >2:0  <0:0    <0:0
@@ -192,7 +192,7 @@ def direct_reduce(rank: int, world_size: int, root: int) -> Program:
 
     One step; the root receives k - 1 times the vector.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(direct_reduce, 4))
     step  rank 0          rank 1  rank 2  rank 3
        0  <1:0 <2:0 <3:0  >0:0    >0:0    >0:0
@@ -211,7 +211,7 @@ def linear_gather(rank: int, world_size: int, root: int) -> Program:
 
     One step; the root receives (k - 1)/k of the output.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(linear_gather, 4))
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3
@@ -231,7 +231,7 @@ def linear_scatter(rank: int, world_size: int, root: int) -> Program:
 
     One step; the root sends (k - 1)/k of the input.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(linear_scatter, 4))
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 >1:1 >2:2 >3:3  <0:1    <0:2    <0:3
@@ -258,7 +258,7 @@ def pairwise_reduce_scatter(rank: int, world_size: int) -> Program:
 
     Source: MPICH; R. Thakur et al., IJHPCA 19 (2005), section 4.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(pairwise_reduce_scatter, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +3:0   >2:2 +0:1   >3:3 +1:2   >0:0 +2:3
@@ -285,7 +285,7 @@ def pairwise_all_to_all(rank: int, world_size: int) -> Program:
 
     Source: MPICH; R. Thakur et al., IJHPCA 19 (2005), section 4.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(pairwise_all_to_all, 3))
     step  rank 0        rank 1        rank 2
        0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5
@@ -330,7 +330,7 @@ def neighbor_exchange_all_gather(rank: int, world_size: int) -> Program:
     Source: J. Chen, L. Zhang, Y. Zhang and W. Yuan, "Performance evaluation of allgather algorithms
     on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(neighbor_exchange_all_gather, 6))
     step  rank 0         rank 1         rank 2         rank 3         rank 4         rank 5
        0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2   =4 >5:4 <5:5   =5 >4:5 <4:4

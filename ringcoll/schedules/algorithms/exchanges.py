@@ -25,7 +25,14 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms.registry import (
+    Cost,
+    Parameter,
+    powers_below,
+    register,
+    share_of_others,
+)
+from ringcoll.schedules.ir import (
     OperandOrder,
     Program,
     Ref,
@@ -37,13 +44,6 @@ from ringcoll.schedules import (
     reduce,
     send,
     tmp,
-)
-from ringcoll.schedules.algorithms.registry import (
-    Cost,
-    Parameter,
-    powers_below,
-    register,
-    share_of_others,
 )
 
 Round = Callable[[int], tuple[int, ...]]
@@ -219,7 +219,7 @@ def bcube_all_reduce(rank: int, world_size: int) -> Program:
 
     Source: C. Guo et al., "BCube", SIGCOMM 2009, of which gloo has an all-reduce.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bcube_all_reduce, 3))
     step  rank 0                rank 1                rank 2
        0  >1:1 >2:2 +1:0 +2:0!  >0:0 >2:2 +0:1 +2:1!  >0:0 >1:1 +0:2 +1:2!
@@ -247,7 +247,7 @@ def recursive_multiplying_all_reduce(rank: int, world_size: int, radix: int) -> 
     AllReduce", Parallel Computing 69 (2017).
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("all_reduce", "recursive_multiplying", 3)))
     step  rank 0               rank 1               rank 2
        0  >1:0 >2:0 <1:0 <2:0  >0:0 >2:0 <0:0 <2:0  >0:0 >1:0 <0:0 <1:0
@@ -267,7 +267,7 @@ def swing_all_reduce(rank: int, world_size: int) -> Program:
     Source: D. De Sensi et al., "Swing: short-cutting rings for higher bandwidth allreduce", NSDI
     2024.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(swing_all_reduce, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:1-2 +1:0,3  >0:0,3 +0:1-2  >3:0,3 +3:1-2  >2:1-2 +2:0,3
@@ -290,7 +290,7 @@ def trivance_all_reduce(rank: int, world_size: int) -> Program:
     Source: A. Jürß, V. Addanki and S. Schmid, "Trivance: latency-optimal allreduce by shortcutting
     multiport networks", arXiv 2602.17254.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(trivance_all_reduce, 3))
     step  rank 0                rank 1                rank 2
        0  >2:2 >1:1 +2:0 +1:0!  >0:0 >2:2 +0:1 +2:1!  >1:1 >0:0 +1:2 +0:2!
@@ -311,7 +311,7 @@ def swing_latency_all_reduce(rank: int, world_size: int) -> Program:
     Source: D. De Sensi et al., "Swing: short-cutting rings for higher bandwidth allreduce", NSDI
     2024.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(swing_latency_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >3:0 +3:0   >2:0 +2:0   >1:0 +1:0   >0:0 +0:0
@@ -337,7 +337,7 @@ def trivance_latency_all_reduce(rank: int, world_size: int) -> Program:
     Source: A. Jürß, V. Addanki and S. Schmid, "Trivance: latency-optimal allreduce by shortcutting
     multiport networks", arXiv 2602.17254.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(trivance_latency_all_reduce, 3))
     step  rank 0               rank 1               rank 2
        0  >2:0 >1:0 <1:0 <2:0  >0:0 >2:0 <0:0 <2:0  >1:0 >0:0 <0:0 <1:0

@@ -40,7 +40,16 @@ from itertools import islice
 from math import gcd, isqrt
 
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms import binomial
+from ringcoll.schedules.algorithms.registry import (
+    Algorithm,
+    Cost,
+    own,
+    register,
+    rounds_to_reach_all,
+    share_of_others,
+)
+from ringcoll.schedules.ir import (
     Program,
     Ref,
     Schedule,
@@ -54,15 +63,6 @@ from ringcoll.schedules import (
     step_count,
     tmp,
     unfinished,
-)
-from ringcoll.schedules.algorithms import binomial
-from ringcoll.schedules.algorithms.registry import (
-    Algorithm,
-    Cost,
-    own,
-    register,
-    rounds_to_reach_all,
-    share_of_others,
 )
 
 Hosts = tuple[int, ...]
@@ -285,7 +285,7 @@ def hierarchical_all_reduce(rank: int, hosts: Hosts) -> Program:
     ranks for which the busiest one acts.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("all_reduce", "hierarchical", 4, hosts=(0, 0, 1, 1))))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1
@@ -317,7 +317,7 @@ def torus_ring_all_reduce(rank: int, world_size: int) -> Program:
     Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", arXiv
     1811.05233.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(torus_ring_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1
@@ -411,7 +411,7 @@ def hierarchical_all_gather(rank: int, hosts: Hosts) -> Program:
     Source: S. Singh et al., "The big send-off", arXiv 2504.18658.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("all_gather", "hierarchical", 4, hosts=(0, 0, 1, 1))))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >2:0 <2:2   =1 >3:1 <3:3   =2 >0:2 <0:0   =3 >1:3 <1:1
@@ -438,7 +438,7 @@ def hierarchical_reduce_scatter(rank: int, hosts: Hosts) -> Program:
     Source: S. Singh et al., "The big send-off", arXiv 2504.18658.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("reduce_scatter", "hierarchical", 4, hosts=(0, 0, 1, 1))))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:1,3 +1:0,2  >0:0,2 +0:1,3  >3:1,3 +3:0,2  >2:0,2 +2:1,3

@@ -24,7 +24,17 @@ from itertools import pairwise
 from typing import Any
 
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms import registry
+from ringcoll.schedules.algorithms.hierarchical import (
+    Hosts,
+    chunks_of,
+    run_blocks_on,
+    run_on,
+    slots_of,
+    slots_of_blocks,
+)
+from ringcoll.schedules.algorithms.registry import Algorithm, algorithms, mark_built_in
+from ringcoll.schedules.ir import (
     CONTRACTS,
     LARGEST_WORLD,
     OperandOrder,
@@ -36,16 +46,6 @@ from ringcoll.schedules import (
     renumber,
     verify,
 )
-from ringcoll.schedules.algorithms import registry
-from ringcoll.schedules.algorithms.hierarchical import (
-    Hosts,
-    chunks_of,
-    run_blocks_on,
-    run_on,
-    slots_of,
-    slots_of_blocks,
-)
-from ringcoll.schedules.algorithms.registry import Algorithm, algorithms, mark_built_in
 
 _HIERARCHIES = {
     "all_reduce": (run_on, slots_of),
@@ -235,7 +235,7 @@ def _order_in(text: str) -> tuple[int, ...]:
 def _placed(entry: Algorithm, text: str) -> Algorithm:
     """Let an algorithm run with its ranks in an order.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(find("all_gather", "ring~0.2.1").schedule(3)))
     step  rank 0        rank 1        rank 2
        0  =0 >2:0 <1:1  =1 >0:1 <2:2  =2 >1:2 <0:0

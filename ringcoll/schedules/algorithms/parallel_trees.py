@@ -29,13 +29,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ringcoll.schedules import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 from ringcoll.schedules.algorithms.registry import (
     Cost,
     register,
     rounds_to_reach_all,
     share_of_others,
 )
+from ringcoll.schedules.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 _register = partial(register, chunks=lambda k: k, second_choice=True)
 
@@ -143,7 +143,7 @@ def pat_reduce_scatter(rank: int, world_size: int) -> Program:
     ceil(lg k) steps, (k - 1)/k of the input sent by each rank and as much reduced: all three lower
     bounds, for any number of ranks. Scratch memory for almost half of the input.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(pat_reduce_scatter, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:1,3 +3:0,2  >2:2,0 +0:1,3  >3:3,1 +1:2,0  >0:0,2 +2:3,1
@@ -165,7 +165,7 @@ def pat_2_trees_reduce_scatter(rank: int, world_size: int) -> Program:
     as much reduced, the lower bounds; any number of ranks. Scratch memory for 2 ceil(lg k) - 3
     blocks, or fewer.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(pat_2_trees_reduce_scatter, 5))
     step  rank 0      rank 1      rank 2      rank 3      rank 4
        0  >1:3 +4:2   >2:4 +0:3   >3:0 +1:4   >4:1 +2:0   >0:2 +3:1
@@ -183,7 +183,7 @@ def pat_all_gather(rank: int, world_size: int) -> Program:
     ceil(lg k) steps and (k - 1)/k of the output sent by each rank: both lower bounds, for any
     number of ranks.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(pat_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >2:0 <2:2   =1 >3:1 <3:3   =2 >0:2 <0:0   =3 >1:3 <1:1
@@ -200,7 +200,7 @@ def pat_2_trees_all_gather(rank: int, world_size: int) -> Program:
     lower bound; any number of ranks. Blocks arrive in the output, so that no scratch memory is
     saved; where messages go through a transport's own buffers, short ones need less of them.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(pat_2_trees_all_gather, 5))
     step  rank 0        rank 1        rank 2        rank 3        rank 4
        0  =0 >1:0 <4:4  =1 >2:1 <0:0  =2 >3:2 <1:1  =3 >4:3 <2:2  =4 >0:4 <3:3
@@ -222,7 +222,7 @@ def sparbit_all_gather(rank: int, world_size: int) -> Program:
     Source: W. J. Loch and G. P. Koslovski, "Sparbit: a new logarithmic-cost and data locality-aware
     MPI allgather algorithm", arXiv 2109.08751.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(sparbit_all_gather, 4))
     step  rank 0               rank 1               rank 2               rank 3
        0  =0 >2:0 <2:2         =1 >3:1 <3:3         =2 >0:2 <0:0         =3 >1:3 <1:1

@@ -15,7 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms.registry import (
+    Cost,
+    Parameter,
+    powers_below,
+    register,
+    rounds_to_reach_all,
+)
+from ringcoll.schedules.ir import (
     OperandOrder,
     Operation,
     Program,
@@ -28,13 +35,6 @@ from ringcoll.schedules import (
     reduce,
     send,
     tmp,
-)
-from ringcoll.schedules.algorithms.registry import (
-    Cost,
-    Parameter,
-    powers_below,
-    register,
-    rounds_to_reach_all,
 )
 
 
@@ -49,7 +49,7 @@ def recursive_doubling_scan(rank: int, world_size: int) -> Program:
 
     Each round sends the whole vector.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(recursive_doubling_scan, 4))
     step  rank 0   rank 1     rank 2     rank 3
        0  >1:0 =0  >2:0 +0:0  >3:0 +1:0  +2:0
@@ -74,7 +74,7 @@ def linear_scan(rank: int, world_size: int) -> Program:
 
     It is to be run in segments.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(linear_scan, 3))
     step  rank 0   rank 1  rank 2
        0  =0 >1:0  +0:0    .
@@ -115,7 +115,7 @@ def recursive_doubling_exscan(rank: int, world_size: int, inclusive: int) -> Pro
     ``recursive_doubling=2`` has ceil(lg(k - 1) + lg(4/3)), over 1, 2, 3, 6, 12, ... ranks.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("exscan", "recursive_doubling", 4)))
     step  rank 0  rank 1     rank 2     rank 3
        0  >1:0    >2:0 <0:0  >3:0 <1:0  <2:0

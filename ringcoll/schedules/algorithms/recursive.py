@@ -33,7 +33,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import repeat
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms.hierarchical import run_on
+from ringcoll.schedules.algorithms.registry import (
+    Cost,
+    Parameter,
+    on_hosts,
+    own,
+    powers_below,
+    register,
+    rounds_to_reach_all,
+    share_of_others,
+)
+from ringcoll.schedules.ir import (
     OperandOrder,
     Operation,
     Program,
@@ -46,17 +57,6 @@ from ringcoll.schedules import (
     recv_reduce,
     send,
     tmp,
-)
-from ringcoll.schedules.algorithms.hierarchical import run_on
-from ringcoll.schedules.algorithms.registry import (
-    Cost,
-    Parameter,
-    on_hosts,
-    own,
-    powers_below,
-    register,
-    rounds_to_reach_all,
-    share_of_others,
 )
 
 
@@ -93,7 +93,7 @@ def generalized_all_reduce(rank: int, world_size: int, saved: int) -> Program:
     2004.09362.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("all_reduce", "generalized=1", 4)))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1
@@ -183,7 +183,7 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
     lg k steps and lg k times the vector sent by each rank (two of each more if k
     is not a power of two); any number of ranks. Operands stay in rank order.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(recursive_doubling_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:0 +1:0   >0:0 +0:0   >3:0 +3:0   >2:0 +2:0
@@ -235,7 +235,7 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
     Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in
     MPICH", IJHPCA 19 (2005).
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(rabenseifner_all_reduce, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:2-3 +1:0-1  >0:0-1 +0:2-3  >3:2-3 +3:0-1  >2:0-1 +2:2-3
@@ -300,7 +300,7 @@ def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
     lg k steps and (k - 1)/k of the input sent by each rank for a power of two;
     for other k two steps and about one input more.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(recursive_halving_reduce_scatter, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >2:2-3 +2:0-1  >3:2-3 +3:0-1  >0:0-1 +0:2-3  >1:0-1 +1:2-3
@@ -351,7 +351,7 @@ def recursive_doubling_all_gather(rank: int, world_size: int) -> Program:
     lg k steps and (k - 1)/k of the output sent by each rank for a power of two;
     for other k two steps and about one output more.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(recursive_doubling_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2

@@ -31,7 +31,7 @@ from ringcoll.errors import (
     UnsupportedWorldSizeError,
     printable,
 )
-from ringcoll.schedules import (
+from ringcoll.schedules.ir import (
     CONTRACTS,
     LARGEST_WORLD,
     Counts,

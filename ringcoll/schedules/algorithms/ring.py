@@ -22,7 +22,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import gcd
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms.registry import Cost, register, share_of_others
+from ringcoll.schedules.ir import (
     Program,
     Ref,
     Step,
@@ -36,7 +37,6 @@ from ringcoll.schedules import (
     send,
     tmp,
 )
-from ringcoll.schedules.algorithms.registry import Cost, register, share_of_others
 
 
 def reduce_scatter_phase(
@@ -86,7 +86,7 @@ def ring_reduce_scatter(rank: int, world_size: int) -> Program:
     k - 1 steps, (k - 1)/k of the input sent by each rank, any number of ranks.
     Partial results alternate between two slots of scratch memory.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(ring_reduce_scatter, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
@@ -104,7 +104,7 @@ def ring_all_gather(rank: int, world_size: int) -> Program:
 
     k - 1 steps, (k - 1)/k of the output sent by each rank, any number of ranks.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(ring_all_gather, 4))
     step  rank 0        rank 1        rank 2        rank 3
        0  =0 >1:0 <3:3  =1 >2:1 <0:0  =2 >3:2 <1:1  =3 >0:3 <2:2
@@ -128,7 +128,7 @@ def ring_all_reduce(rank: int, world_size: int) -> Program:
     lower bound on traffic, for any number of ranks. Partial results are kept in
     the output, so no scratch memory is used.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(ring_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
@@ -149,7 +149,7 @@ def bidirectional_ring_all_reduce(rank: int, world_size: int) -> Program:
     Steps and traffic as for the ring, but both directions of every link carry
     data, which pays where links are full duplex and slower than the memory.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(bidirectional_ring_all_reduce, 4))
     step  rank 0                 rank 1                 rank 2                 rank 3
        0  >1:3 +3:2 >3:7 +1:6    >2:0 +0:3 >0:6 +2:5    >3:1 +1:0 >1:5 +3:4    >0:2 +2:1 >2:4 +0:7
@@ -180,7 +180,7 @@ def multi_ring_all_reduce(rank: int, world_size: int) -> Program:
     Steps and traffic as for the ring; no two rings share a directed link, which pays where each
     rank has links of its own to several others, as the rings (channels) of NCCL do.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(multi_ring_all_reduce, 3))
     step  rank 0                 rank 1                 rank 2
        0  >1:2 +2:1 >2:5 +1:4    >2:0 +0:2 >0:4 +2:3    >0:1 +1:0 >1:3 +0:5
@@ -211,7 +211,7 @@ def chain_broadcast(rank: int, world_size: int, root: int) -> Program:
 
     Source: textbook; the chain broadcast of Open MPI.
 
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(chain_broadcast, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 >1:0  <0:0    .       .

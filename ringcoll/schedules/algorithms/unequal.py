@@ -16,7 +16,11 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache, partial
 
-from ringcoll.schedules import (
+from ringcoll.schedules.algorithms.circulant import exchanges
+from ringcoll.schedules.algorithms.exchanges import needs_power
+from ringcoll.schedules.algorithms.registry import Cost, Parameter, register, rounds_to_reach_all
+from ringcoll.schedules.algorithms.ring import reduce_scatter_phase, ring_all_reduce
+from ringcoll.schedules.ir import (
     Operation,
     Program,
     Ref,
@@ -30,10 +34,6 @@ from ringcoll.schedules import (
     send,
     unfinished,
 )
-from ringcoll.schedules.algorithms.circulant import exchanges
-from ringcoll.schedules.algorithms.exchanges import needs_power
-from ringcoll.schedules.algorithms.registry import Cost, Parameter, register, rounds_to_reach_all
-from ringcoll.schedules.algorithms.ring import reduce_scatter_phase, ring_all_reduce
 
 _register = partial(
     register,
@@ -105,7 +105,7 @@ def optcc_all_reduce(rank: int, world_size: int, slow: int) -> Program:
     2606.01680, for the idea; the slots, and the order of the stages, are ours.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("all_reduce", "optcc", 3))[:270])
     step  rank 0          rank 1           rank 2
        0  +2:0            .                >0:0
@@ -194,7 +194,7 @@ def stragglar_all_reduce(rank: int, world_size: int, late: int) -> Program:
     ours.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("all_reduce", "stragglar", 4)))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:2 +2:1   >2:0 +0:2   >0:1 +1:0   .
@@ -268,7 +268,7 @@ def r2ccl_all_reduce(rank: int, world_size: int, slow: int) -> Program:
     chunks and the circulant broadcast are ours.
 
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import grid
+    >>> from ringcoll.schedules.ir import grid
     >>> print(grid(schedule_of("all_reduce", "r2ccl", 3)))
     step  rank 0                rank 1                rank 2
        0  >1:2 +2:1 >1:4 +1:3   >2:0 +0:2 >0:3 +0:4   >0:1 +1:0

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ringcoll.errors import ArgumentError
-from ringcoll.schedules import OperandOrder, Schedule, contract
 from ringcoll.schedules.algorithms import algorithms, find, named, registry
 from ringcoll.schedules.cost.predict import (
     MODEL_ERROR,
@@ -23,6 +22,7 @@ from ringcoll.schedules.cost.predict import (
     preferred,
 )
 from ringcoll.schedules.cost.table import AUTO, BUILT_IN, Rule, Table
+from ringcoll.schedules.ir import OperandOrder, Schedule, contract
 
 # Over gloo a message costs some 60 us and a byte some 0.5 ns, so that a segment should be well
 # above 100 KiB; 1 MiB was the best of 256 KiB, 512 KiB and 1 MiB at 4 to 64 MiB.

@@ -46,7 +46,16 @@ from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.schedules import Counts, Proof, Schedule, Send, Step, chunks_of_data, contract, count
+from ringcoll.schedules.ir import (
+    Counts,
+    Proof,
+    Schedule,
+    Send,
+    Step,
+    chunks_of_data,
+    contract,
+    count,
+)
 
 
 class LinkCosts(NamedTuple):
@@ -87,7 +96,7 @@ class LinkCosts(NamedTuple):
         nbytes
             Size n of the whole data.
         rounds, traffic, reduced
-            The terms of `ringcoll.schedules.counting.Counts`.
+            The terms of `ringcoll.schedules.ir.counting.Counts`.
         further
             Messages that a rank posts in a step after its first.
 
@@ -123,7 +132,7 @@ class Bound:
 
     @property
     def traffic(self) -> Fraction:
-        """The bound on `ringcoll.schedules.verifier.Proof.traffic`: the busier direction counts."""
+        """The bound on `Proof.traffic`: the busier direction counts."""
         return max(self.sent, self.received)
 
 
@@ -202,7 +211,7 @@ def distance(proof: Proof) -> Distance:
     Examples
     --------
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import verify
+    >>> from ringcoll.schedules.ir import verify
     >>> print(distance(verify(schedule_of("all_reduce", "ring", 8))))
     4.67x the rounds, 1.00x the traffic, 1.00x the reduced data
     """
@@ -427,7 +436,7 @@ def cost_in_sentences(proof: Proof) -> Iterator[str]:
     Examples
     --------
     >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import verify
+    >>> from ringcoll.schedules.ir import verify
     >>> print(next(cost_in_sentences(verify(schedule_of("all_gather", "ring", 4)))))
     3 rounds; no algorithm needs fewer than 2. Each rank sends 3 blocks, the least possible. No
     extra memory.

@@ -38,9 +38,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.schedules import OperandOrder, Schedule, Tally, chunks_of_data, contract, tally_of
 from ringcoll.schedules.algorithms import Algorithm, algorithms
 from ringcoll.schedules.cost.counts import LinkCosts, wavefront_counts
+from ringcoll.schedules.ir import OperandOrder, Schedule, Tally, chunks_of_data, contract, tally_of
 
 # Ranks' steps that are counted for an algorithm: that takes a millisecond.
 _COUNTED_STEPS = 512

@@ -47,10 +47,10 @@ from ringcoll.errors import (
     TuningFileError,
     UnknownAlgorithmError,
 )
-from ringcoll.schedules import CONTRACTS, Schedule
 from ringcoll.schedules.algorithms import ALIASES, algorithms, find, named, register_schedule
 from ringcoll.schedules.cost.counts import LinkCosts
 from ringcoll.schedules.cost.predict import Parameters
+from ringcoll.schedules.ir import CONTRACTS, Schedule
 
 AUTO = "auto"
 """The algorithm of a rule that leaves the choice to the model."""

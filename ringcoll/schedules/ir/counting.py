@@ -12,8 +12,8 @@ from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from ringcoll.errors import TooLargeError
-from ringcoll.schedules.contracts import LARGEST_WORLD, contract
-from ringcoll.schedules.ir import Recv, RecvReduce, Reduce, Send, Step, Written, num_places
+from ringcoll.schedules.ir.contracts import LARGEST_WORLD, contract
+from ringcoll.schedules.ir.steps import Recv, RecvReduce, Reduce, Send, Step, Written, num_places
 
 
 class Counts(NamedTuple):

@@ -13,9 +13,9 @@ from functools import cached_property, partial
 from itertools import count
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedules.contracts import balanced_share, contract
-from ringcoll.schedules.counting import MOST_STEPS
-from ringcoll.schedules.ir import (
+from ringcoll.schedules.ir.contracts import balanced_share, contract
+from ringcoll.schedules.ir.counting import MOST_STEPS
+from ringcoll.schedules.ir.steps import (
     Buffer,
     Copy,
     Operation,
@@ -29,7 +29,7 @@ from ringcoll.schedules.ir import (
     Written,
     check_room,
 )
-from ringcoll.schedules.verifier import Order, Proof, finals_of
+from ringcoll.schedules.ir.verifier import Order, Proof, finals_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,17 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, zip_longest
 
-from ringcoll.schedules.ir import Copy, Program, Recv, RecvReduce, Reduce, Ref, Send, Step, Written
+from ringcoll.schedules.ir.steps import (
+    Copy,
+    Program,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Send,
+    Step,
+    Written,
+)
 
 _WIDE = 16  # ranks and steps on either side of a mark; a wider grid is unreadable
 

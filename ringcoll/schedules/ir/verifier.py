@@ -31,10 +31,10 @@ from itertools import islice, takewhile, zip_longest
 from math import isclose
 
 from ringcoll.errors import ScheduleError, VerificationError
-from ringcoll.schedules.contracts import contract
-from ringcoll.schedules.counting import Counts, Tally, check_end, check_work, chunks_of_data
-from ringcoll.schedules.drawing import grid
-from ringcoll.schedules.ir import (
+from ringcoll.schedules.ir.contracts import contract
+from ringcoll.schedules.ir.counting import Counts, Tally, check_end, check_work, chunks_of_data
+from ringcoll.schedules.ir.drawing import grid
+from ringcoll.schedules.ir.steps import (
     Buffer,
     Copy,
     Operation,
@@ -735,7 +735,7 @@ def verify(schedule: Written) -> Proof:
     Raises
     ------
     TooLargeError
-        The ranks move too many chunks: see `ringcoll.schedules.counting.check_work`.
+        The ranks move too many chunks: see `ringcoll.schedules.ir.counting.check_work`.
     VerificationError
         The schedule does not keep its contract, or its stated cost is not the counted
         cost. The error names rank, step, peer, chunk, what was expected and what

@@ -37,8 +37,8 @@ from functools import lru_cache, wraps
 from typing import ClassVar, NamedTuple, ParamSpec, Self
 
 from ringcoll.errors import ScheduleError, printable
-from ringcoll.schedules.contracts import CONTRACTS, contract
-from ringcoll.schedules.laboratory import laboratory
+from ringcoll.schedules.ir.contracts import CONTRACTS, contract
+from ringcoll.schedules.ir.laboratory import laboratory
 
 _Numbers = ParamSpec("_Numbers")
 
@@ -328,8 +328,8 @@ class Shown:
 class Written(Shown):
     """The programs of all ranks as they are written: what a `Schedule` begins with.
 
-    Parameters are those of `ringcoll.schedules.schedule.Schedule`. The name of the algorithm, which
-    may come from a file, is made `printable`.
+    Parameters are those of `ringcoll.schedules.ir.schedule.Schedule`. The name of the algorithm,
+    which may come from a file, is made `printable`.
     """
 
     collective: str

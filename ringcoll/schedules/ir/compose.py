@@ -27,8 +27,9 @@ from functools import lru_cache
 from itertools import chain, zip_longest
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedules.counting import check_work
-from ringcoll.schedules.ir import (
+from ringcoll.schedules.ir.counting import check_work
+from ringcoll.schedules.ir.schedule import Schedule
+from ringcoll.schedules.ir.steps import (
     Buffer,
     Copy,
     Operation,
@@ -41,7 +42,6 @@ from ringcoll.schedules.ir import (
     Step,
     out,
 )
-from ringcoll.schedules.schedule import Schedule
 
 
 def parallel(*programs: Iterable[Step]) -> Program:
