@@ -99,7 +99,7 @@ ONLY = {
     "json.load*": {
         *("runtime/machine/stores", "tools/tracing/recorder"),  # tests/test_parsers.py tries them
         "training/model_on_ranks",
-        *("runtime/watch/flight_report", "lab/formats/documents", "training/resilient/membership"),
+        *("runtime/watch/flight_report", "lab/formats/documents"),
         "lab/simulation/measured",  # tests/simulation/test_measured.py tries it
         "runtime/machine/files",  # traces, which tests/player and tests/pictures give odd
     },

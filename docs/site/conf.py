@@ -107,7 +107,7 @@ def room_page(room: str, documented: dict[int, str]) -> str:
             lines.append("")
         if isclass(value) or isroutine(value):
             documented[id(value)] = full
-    page = EXAMPLES / f"{room.rpartition('.')[2]}.md"
+    page = EXAMPLES / f"{room.removeprefix('ringcoll.')}.md"
     text = page.read_text("utf-8") if page.exists() else f"# {room}\n"
     title, _, examples = text.partition("\n")
     # The page of examples stands a folder higher.
@@ -137,8 +137,14 @@ def words_below(module: Any, name: str) -> str:
 
 def rooms() -> list[str]:
     """The package, then its rooms."""
-    doors = sorted(path.parent.name for path in (ROOT / "ringcoll").glob("*/__init__.py"))
-    return ["ringcoll", *(f"ringcoll.{room}" for room in doors)]
+    stubs = (ROOT / "ringcoll").glob("*/__init__.pyi"), (ROOT / "ringcoll").glob("*/*/__init__.py")
+    folders = {path.parent.relative_to(ROOT) for paths in stubs for path in paths}
+    # What is below training, and the inside of shared memory, stands at the doors above.
+    inside = {"data", "sharded", "split", "pipeline", "free"}
+    return [
+        "ringcoll",
+        *(".".join(each.parts) for each in sorted(folders) if each.name not in inside),
+    ]
 
 
 def write_api() -> None:
