@@ -14,11 +14,12 @@ import pytest
 from ringcoll.schedules.algorithms import algorithms
 from ringcoll.tools.cli import cli
 from tests.cases.pages import README, ROOT
+from tests.test_rooms import DOORS
 
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 ROOMS = [
     "ringcoll",
-    *sorted(f"ringcoll.{door.parent.name}" for door in (ROOT / "ringcoll").glob("*/__init__.py")),
+    *(f"ringcoll.{room}" for room in DOORS),
 ]
 # Special words of `ringcoll --help`, of its commands, and of the README, which stands in the glossary under this name.
 HELP = (

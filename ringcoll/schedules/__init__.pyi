@@ -1,5 +1,4 @@
 from .algorithms import register as register
-from .algorithms import register_schedule as register_schedule
 from .algorithms import schedule_of as schedule_of
 from .ir import CONTRACTS as CONTRACTS
 from .ir import LARGEST_WORLD as LARGEST_WORLD
@@ -43,7 +42,6 @@ from .ir import history as history
 from .ir import in_place as in_place
 from .ir import infix as infix
 from .ir import inp as inp
-from .ir import laboratory as laboratory
 from .ir import moved as moved
 from .ir import opening_of as opening_of
 from .ir import out as out

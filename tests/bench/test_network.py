@@ -12,7 +12,7 @@ from ringcoll.errors import CollectiveTimeoutError, PeerLostError
 from ringcoll.lab.simulation import Measurements, topology_from_text, topology_of
 from ringcoll.runtime.launch import RankError, Ranks
 from ringcoll.runtime.transport import Hub
-from ringcoll.tools.bench import probe_pairs
+from ringcoll.tools.bench.network import probe_pairs
 from tests.fakes.network import NetworkHub
 from tests.programs import several_hosts
 from tests.programs.threads import together

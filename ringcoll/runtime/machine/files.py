@@ -36,7 +36,7 @@ from types import ModuleType
 from typing import IO, Any, NamedTuple
 
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.schedules import Schedule, laboratory
+from ringcoll.schedules import Schedule
 from ringcoll.schedules.algorithms import (
     Algorithm,
     algorithms,
@@ -44,6 +44,7 @@ from ringcoll.schedules.algorithms import (
     register_schedule,
 )
 from ringcoll.schedules.cost import Rule, parse_rules
+from ringcoll.schedules.ir import laboratory
 
 _MOST_NBYTES = 1 << 28
 """Bytes of a file that is read as a whole: the text of a ring on 1,024 ranks has half as many."""

@@ -31,7 +31,6 @@ from .names import SHARED as SHARED
 from .names import WIRE_NAMES as WIRE_NAMES
 from .network import measurements as measurements
 from .network import probe as probe
-from .network import probe_pairs as probe_pairs
 from .plot import TimeSpan as TimeSpan
 from .plot import check_matplotlib as check_matplotlib
 from .plot import draw as draw

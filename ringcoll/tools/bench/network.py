@@ -172,7 +172,15 @@ _LIMIT_S = 10.0  # of a message
 
 
 def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
-    """What `probe` measures, as numbers of pairs of ranks."""
+    """What `probe` measures, as numbers of pairs of ranks.
+
+    Examples
+    --------
+    >>> import ringcoll
+    >>> found = ringcoll.run_threads(lambda group: measurements(group, 0.5), 2)[0]
+    >>> sorted(found.latency_s)
+    [(0, 1), (1, 0)]
+    """
     budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
     barrier(group)  # ranks may come as late as to any operation
     in_turn = partial(member.in_turn, name="probe")
