@@ -249,7 +249,7 @@ def test_without_pytest_and_hypothesis() -> None:
     code = (
         "import sys\nsys.modules.update(dict.fromkeys(['pytest', 'hypothesis']))\n"
         "import ringcoll\n"
-        "try:\n    ringcoll.tools.testing.given_collective()\n"
+        "try:\n    ringcoll.testing.given_collective()\n"
         "except ringcoll.errors.MissingExtraError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
