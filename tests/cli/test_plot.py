@@ -60,7 +60,7 @@ def test_an_algorithm_of_the_user_that_always_wins(run: Run, star: str, tmp_path
 @pytest.mark.parametrize(
     "words, message",
     [
-        (("pie",), "'pie' is not 'crossover'"),
+        (("pie",), "'pie' is not one of 'crossover', 'pareto'"),
         (("crossover", "--algorithms", "rong"), "unknown algorithm 'rong'"),
         (("crossover", "--topology", "mars"), "not a topology"),
         (("crossover", "-b", "1M", "-e", "1K"), "the largest size (-e) is below the smallest"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import os
-import resource
+import re
 import threading
 import time
 import weakref
@@ -17,7 +16,9 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
+from ringcoll.runtime.launch import Ranks
 from ringcoll.runtime.machine import begun, life, private, served, stores, within
+from tests.programs import few_files
 from tests.programs.threads import together
 
 
@@ -151,31 +152,13 @@ def test_a_store_at_which_nobody_listens_is_tried_by_nobody() -> None:
     assert len(asked) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("num_left", [0, 1])
 def test_a_lack_of_descriptors_is_told_at_once(num_left: int) -> None:
     """A connection takes two for a moment; without the second torch would try for seconds."""
-    server = served()
-    store = dist.TCPStore(server.host, server.port, None, False)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    own = [os.dup(0) for _ in range(20)]  # so that no lower number is free
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(own) + 1, most[1]))
-        gc.collect()  # a store of another test may end only now, and its server close a line of it
-        for _ in range(10):
-            with contextlib.suppress(OSError):
-                while True:
-                    own.append(os.dup(0))
-            time.sleep(0.01)
-        for _ in range(num_left):
-            os.close(own.pop())
-        with pytest.raises(TransportError, match=r"cannot be reached: .*Too many open files"):
-            private(store)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, most)
-        for descriptor in own:
-            os.close(descriptor)
-    assert private(store) is not store
+    with Ranks(1) as ranks:  # no thread of another test's closes a descriptor there
+        (text,) = ranks.run(few_files.private_store, num_left)
+    assert re.search(r"cannot be reached: .*Too many open files", text)
 
 
 def test_an_error_of_what_is_asked_keeps_nothing() -> None:
