@@ -39,8 +39,12 @@ demo: $(VENV)/.installed-demo ## The README's figures: a ring that moves, simula
 	@$(BIN)/ringcoll trace torch-ddp -k 2 -o $(DEMO)/overlap.svg
 
 # A module's tests stay together, as they share processes; tests/conftest.py puts modules in order.
-test: lint player/node_modules/.package-lock.json ## Lint, type check, then all tests, doctests and notebooks
+test: lint player/node_modules/.package-lock.json ## Lint, types, tests, and of the long half what the change touches
 	@$(BIN)/python -m compileall -q ringcoll tests benchmarks # as an installation does: tests start many programs
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --half touched
+
+test-all: lint player/node_modules/.package-lock.json ## Lint, types, all tests: nightly, and before a release
+	@$(BIN)/python -m compileall -q ringcoll tests benchmarks
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: lint ## Lint, types, and the tests that start no processes and are not slow

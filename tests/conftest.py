@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from ringcoll.runtime.launch import PRELOADED, Ranks
 from tests.cases.algorithms import registered_meanwhile
+from tests.halves import changed, is_left_out
 from tests.programs.ranks import join
 
 # Importing it has an effect, which collecting doctests must not have.
@@ -59,8 +60,15 @@ def _num_gpus() -> int:
 _OF_A_GPU = ("for", "a GPU")  # a report's property; it comes from xdist's workers, too
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the choice of a half."""
+    parser.addoption(
+        "--half", choices=("all", "touched"), default="all", help="see tests/halves.py"
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Note which tests are for a GPU, and mark examples that start processes.
+    """Note which tests are for a GPU, mark examples that start processes, and choose the half.
 
     Of several workers each takes the next file when it has run the last: long files come first, so
     that no worker is left with one at the end.
@@ -70,6 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("processes")
         if item.get_closest_marker("gpu"):
             item.user_properties.append(_OF_A_GPU)
+    if config.getoption("half") == "touched":
+        names = changed()
+        left_out = [item for item in items if is_left_out(item.nodeid, names)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not is_left_out(item.nodeid, names)]
     if hasattr(config, "workerinput"):
         dear = Counter(
             item.path

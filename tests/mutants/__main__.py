@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +49,7 @@ def _try_all(
     tried: Sequence[Mutant],
     reasons: dict[Change, str],
     row: _Row,
+    kills: Counter[str],
 ) -> None:
     path = ROOT / file
     tests = [name.format(file=file) for name in settings["tests"]]
@@ -62,6 +65,7 @@ def _try_all(
         if outcome.end is not End.PASSED:
             row.killed += 1
             if outcome.by:
+                kills[outcome.by.partition("[")[0]] += 1
                 failed = [outcome.by, *(name for name in failed if name != outcome.by)]
         elif mutant.change in reasons:
             if reasons[mutant.change].startswith("same"):
@@ -110,6 +114,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mutants", default="", help="how many of each file, or `all`")
     parser.add_argument("--files", nargs="*", help="parts of the paths of files; all by default")
     parser.add_argument("--lines", help="all mutants of these lines, as 10-20, instead")
+    parser.add_argument("--kills", type=Path, help="write how many each test has killed, as JSON")
     parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
     return parser.parse_args()
 
@@ -123,6 +128,7 @@ def main() -> None:
     reasons = accepted(ACCEPTED.read_text(encoding="utf-8"))
     preload()
     rows: list[_Row] = []
+    kills: Counter[str] = Counter()
     for file, settings in config["files"].items():
         if arguments.files and not any(part in file for part in arguments.files):
             continue
@@ -138,7 +144,9 @@ def main() -> None:
             print(*map(_entry, tried), sep="\n")
             continue
         rows.append(_Row(file, len(every)))
-        _try_all(file, settings, tried, reasons, rows[-1])
+        _try_all(file, settings, tried, reasons, rows[-1], kills)
+        if arguments.kills:
+            arguments.kills.write_text(json.dumps(kills), encoding="utf-8")
     if arguments.list:
         return
     total = _print_table(rows)

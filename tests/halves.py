@@ -1,0 +1,81 @@
+"""The long half of the tests, and what of it a change can break.
+
+``make test`` runs the short half, and of the long half what the change touches; ``make test-all`` runs
+all. The change is what git says since ``BASE``, by default the last commit but one, and what is not
+committed yet. A test of a room is touched by the room; what else touches a test stands here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# By tests/durations.json: mostly processes, a browser, notebooks, builds.
+LONG: dict[str, tuple[str, ...]] = {
+    "tests/backend/test_restarts.py": (),
+    "tests/backend/test_torch_suite.py": (),
+    "tests/backend/test_users.py": ("tests/programs/users/",),
+    "tests/bench/test_network.py": ("ringcoll/lab/simulation/",),
+    "tests/benchmarks/": ("benchmarks/", "ringcoll/tools/bench/"),
+    "tests/cli/test_bench.py": ("ringcoll/tools/bench/",),
+    "tests/cli/test_probe.py": ("ringcoll/tools/bench/",),
+    "tests/cli/test_run.py": ("ringcoll/runtime/launch/",),
+    "tests/collectives/test_fit_between_hosts.py": ("ringcoll/lab/search/",),
+    "tests/collectives/test_functions_on_processes.py": ("ringcoll/runtime/",),
+    "tests/collectives/test_no_native.py": (),
+    "tests/group/test_interrupts.py": (),
+    "tests/launch/test_processes.py": (),
+    "tests/player/": ("player/", "ringcoll/lab/pictures/"),
+    "tests/reduction/test_kernels_compiled.py": (),
+    "tests/resilient/test_resilient.py": (),
+    "tests/search/test_fitting.py": (),
+    "tests/test_examples.py": ("examples/",),
+    "tests/test_lab.py": ("docs/lab.md",),
+    "tests/test_notebooks.py": ("notebooks/",),
+    "tests/test_readme.py": ("README.md",),
+    "tests/test_site.py": ("docs/",),
+    "tests/testing/test_plugin.py": (),
+    "tests/transport/test_between_hosts.py": (),
+    "tests/watch/test_disagreements.py": (),
+    "tests/watch/test_faults.py": (),
+}
+
+
+def changed() -> set[str] | None:
+    """The files that are changed, from the root; ``None`` if git does not say."""
+    base = os.environ.get("BASE", "HEAD~1")
+    names: set[str] = set()
+    for words in (["diff", "--name-only", base], ["ls-files", "--others", "--exclude-standard"]):
+        done = subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            return None
+        names |= {*done.stdout.splitlines()}
+    return names
+
+
+def is_left_out(test: str, names: set[str] | None) -> bool:
+    """Whether a test, by its path from the root, is of the long half and nothing touches it.
+
+    >>> is_left_out("tests/player/test_player.py::test", {"player/src/main.ts"})
+    False
+    >>> is_left_out("tests/player/test_player.py::test", {"README.md"})
+    True
+    >>> is_left_out("tests/watch/test_faults.py::test", {"ringcoll/runtime/watch/lives.py"})
+    False
+    >>> is_left_out("tests/group/test_queue.py::test", {"README.md"})
+    False
+    """
+    touching = {
+        source
+        for part, others in LONG.items()
+        if test.startswith(part)
+        for source in (part, *others)
+    }
+    if not touching or names is None:
+        return False
+    room = test.split("/")[1]
+    return not any(name.startswith(tuple(touching)) or f"/{room}/" in name for name in names)
