@@ -91,9 +91,8 @@ afterwards. 16-bit floats are added up in float32, and rounded at the end, as in
 
 ```python
 import torch
-from ringcoll.schedules.algorithms import schedule_of
 from ringcoll.runtime.reduction import predicted_result, reduce_in_order
-from ringcoll.schedules import verify
+from ringcoll.schedules import schedule_of, verify
 
 proof = verify(schedule_of("all_reduce", "ring", 3))
 inputs = [torch.full((3,), value) for value in (1e8, 1.0, -1e8)]

@@ -10,8 +10,17 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.schedules import Step, inp, out, recv, recv_reduce, send, verify
-from ringcoll.schedules.algorithms import register, schedule_of
+from ringcoll.schedules import (
+    Step,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    register,
+    schedule_of,
+    send,
+    verify,
+)
 
 
 @register("all_reduce", "star")

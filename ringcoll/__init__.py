@@ -12,8 +12,7 @@ A program that uses ``torch.distributed`` runs on them after
 
 What lies beneath can be looked at, and used, without torch::
 
-    from ringcoll.schedules.algorithms import schedule_of
-    from ringcoll.schedules import grid, verify
+    from ringcoll.schedules import grid, schedule_of, verify
 
     schedule = schedule_of("all_reduce", "ring", 4)
     print(grid(schedule))

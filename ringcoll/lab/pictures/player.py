@@ -102,7 +102,7 @@ def player_page(
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> ring, tree = (schedule_of("all_reduce", name, 4) for name in ("ring", "tree"))
     >>> page = player_page(ring, tree)
     >>> page[:15], "https://" in page
@@ -397,7 +397,7 @@ def shown_in_notebook(value: object) -> str:
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> shown_in_notebook(schedule_of("all_reduce", "ring", 4))[:28]
     '<img src="data:image/svg+xml'
     """

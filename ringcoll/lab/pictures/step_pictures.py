@@ -377,7 +377,7 @@ def steps_picture(
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> picture = steps_picture(schedule_of("all_reduce", "ring", 4))
     >>> picture[:4], picture.count("step ")
     ('<svg', 6)
@@ -461,7 +461,7 @@ def grid_picture(schedule: Schedule) -> Picture:
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> picture = grid_picture(schedule_of("all_reduce", "ring", 4))
     >>> picture.count('class="band"'), "+3:2" in picture
     (3, True)

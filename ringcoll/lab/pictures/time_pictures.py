@@ -220,7 +220,7 @@ def time_picture(run: SimulatedRun | Event) -> Picture:
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> from ringcoll.lab.simulation import simulate, topology_named
     >>> ring = schedule_of("all_reduce", "ring", 4)
     >>> picture = time_picture(simulate(ring, 1 << 20, topology_named("ring", 4), trace=True))

@@ -52,7 +52,7 @@ def crossbar(
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> from ringcoll.lab.simulation import simulate
     >>> switch = crossbar(4, bandwidth=10**9, alpha_s=1e-6)
     >>> run = simulate(schedule_of("all_reduce", "ring", 4), 10**6, switch)

@@ -105,7 +105,7 @@ def simulate(
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> from ringcoll.lab.simulation import fat_tree
     >>> tree = fat_tree(4, ranks_per_leaf=2, bandwidth=1, oversubscription=2)
     >>> simulate(schedule_of("all_reduce", "recursive_doubling", 4), 12, tree).seconds

@@ -159,7 +159,7 @@ def turned_programs(schedule: Schedule) -> list[list[RankWave]] | None:
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> [wave.sends for wave in turned_programs(schedule_of("all_reduce", "circulant", 8))[0]]
     [[(4, 4, 0)], [(2, 2, 1)], [(1, 1, 2)], [(7, 1, 3)], [(6, 2, 4)], [(4, 4, 5)]]
     >>> [wave.sends[0][0] for wave in turned_programs(schedule_of("all_reduce", "swing", 8))[1]]
