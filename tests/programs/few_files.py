@@ -9,8 +9,7 @@ import resource
 import torch.distributed as dist
 
 from ringcoll.errors import TransportError
-from ringcoll.runtime.machine import served
-from ringcoll.runtime.machine.stores import private
+from ringcoll.runtime.machine import private, served
 
 
 def private_store(num_left: int) -> str:
