@@ -14,6 +14,22 @@
 =============  ==========================================================
 """
 
+from functools import cache
+from typing import Any
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+@cache
+def _door() -> Any:
+    """What ``__init__.pyi`` lists; `import ringcoll` comes by here, and reads no list."""
+    return lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    named, _, every = _door()
+    return every if name == "__all__" else named(name)
+
+
+def __dir__() -> list[str]:
+    return list(_door()[2])
