@@ -200,6 +200,22 @@ def test_a_broken_connection_waits_for_a_verdict(monitor: Watched) -> None:
     assert monitor.error is error
 
 
+def test_what_the_monitors_thread_tells_first_is_raised(monitor: Watched) -> None:
+    """Its own verdict in the store is not read as that of another rank."""
+    monitor.at(3, Wait(1, 0, True, ()))
+    told = PeerLostError("rank 0 lost rank 1: it has closed the group", peer=1)
+
+    class Lock:
+        def __enter__(self) -> None:  # the thread has had the lock until now
+            monitor._fail(told)
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    monitor._lock = Lock()  # type: ignore[assignment]
+    assert monitor.explain(TransportError("connection closed"), 3.0) is told
+
+
 def test_a_broken_connection_that_nobody_explains(monitor: Watched) -> None:
     monitor.tells(1, (7, 2))  # a chain is of time limits only
     error = monitor.explain(TransportError("[x.cc:1] closed by peer. More of it"), 3.0)

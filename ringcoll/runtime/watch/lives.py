@@ -196,5 +196,6 @@ class Lives:
                     self.elsewhere[peer] = process
         except dist.DistNetworkError:  # the store is gone, and torch tells each try at length
             self._is_gone = True
+            self._tried_s = -_PAUSE_S  # rank 0 may have had it: torch's connections are tried now
         except RuntimeError:
             pass

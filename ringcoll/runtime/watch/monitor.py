@@ -156,6 +156,8 @@ class Monitor:
         """Read the verdict of another rank, or write this rank's verdict."""
         diagnosis = self.diagnosis
         with self._lock:
+            if self.error is not None:  # the monitor's thread has told it meanwhile
+                return self.error
             self.notices.patience_s = patience_s(limit_s)
             timed_out = isinstance(error, CollectiveTimeoutError)
             is_cause = timed_out or isinstance(error, CorruptMessageError)
