@@ -19,7 +19,7 @@ MUTANTS_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-versions lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs site player notebooks clean
+.PHONY: help demo test test-all check test-versions lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs site player notebooks clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'

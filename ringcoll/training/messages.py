@@ -40,7 +40,13 @@ from ringcoll.runtime.machine import seconds_of, started
 from ringcoll.runtime.watch import phase, waiting
 from ringcoll.training.model_on_ranks import require
 
-__all__ = ["Arrivals", "Messages", "phase", "tie", "waiting"]  # two of `tracing`, for the door
+__all__ = [
+    "Arrivals",
+    "Messages",
+    "phase",
+    "tie",
+    "waiting",
+]  # two of `runtime.watch`, for the door
 
 _TAG = 0x6F55  # the first tag; any number that the user's own messages are unlikely to have
 

@@ -6,7 +6,7 @@
 `arguments`  checks of arguments by one rank: its own, and those that it asks other rooms for
 `groups`     the groups that users name, torch's and our own, and this rank's communicator of each;
              tensors of a group move to shared memory
-`choosing`   which algorithm runs, and why; the network measured, and algorithms fitted to it
+`choosing`   which algorithm runs, and why, in words
 ===========  ==========================================================
 """
 

@@ -3,7 +3,7 @@
 ===============  ==========================================================
 `queue`          operations in the order of their calls, their works, and the memory that they share
 `message_costs`  what messages cost, measured
-`agreement`      one table of costs for all ranks: when they meet, and when they have become slow
+`agreement`      one table of costs for all ranks, when they meet
 `communicator`   one rank's end of a group: meet, resolve, open, drive, finish
 ===============  ==========================================================
 """

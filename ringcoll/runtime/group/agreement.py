@@ -1,4 +1,4 @@
-"""One table of costs and rules for all ranks: when they meet, and when they have become slow.
+"""One table of costs and rules for all ranks, when they meet.
 
 Problem: the best algorithm depends on a few numbers that differ between machines, and on how many
 ranks share a core. They can be measured (`ringcoll.runtime.group.message_costs`), but every rank

@@ -252,7 +252,7 @@ def algorithms_named(reference: str) -> tuple[UserModule, list[Algorithm]]:
         raise UnknownAlgorithmError(
             f"{file}: the function {name} is not registered; write "
             f'@register("all_reduce", "{name}"), or another collective, above it: '
-            "from ringcoll.schedules.algorithms import register"
+            "from ringcoll.schedules import register"
         )
     names = ", ".join(dict.fromkeys(entry.name for entry in own))
     raise UnknownAlgorithmError(

@@ -225,8 +225,7 @@ def predicted_result(
     --------
     Where rank 0 stands in the ring of a chunk decides whether the small number survives:
 
-    >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import verify
+    >>> from ringcoll.schedules import schedule_of, verify
     >>> inputs = [torch.full((3,), value) for value in (1e8, 1.0, -1e8)]
     >>> predicted_result(verify(schedule_of("all_reduce", "ring", 3)), inputs).tolist()
     [0.0, 1.0, 0.0]

@@ -236,8 +236,7 @@ def infix(order: Order) -> str:
 def chunks_by_order(proof: Proof) -> dict[Order, list[int]]:
     """The chunks that are reduced in each order; chunks ascend.
 
-    >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules import verify
+    >>> from ringcoll.schedules import schedule_of, verify
     >>> proof = verify(schedule_of("all_reduce", "recursive_doubling", 4))
     >>> chunks_by_order(proof)
     {(0, 1, '+', 2, 3, '+', '+'): [0]}
@@ -279,7 +278,7 @@ def chunk_elements(schedule: Written, numel: int) -> list[range]:
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> chunk_elements(schedule_of("all_reduce", "ring", 3), 5)
     [range(0, 2), range(2, 4), range(4, 5)]
     """
@@ -319,7 +318,7 @@ def primitives(schedule: Schedule, rank: int) -> list[str]:
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> primitives(schedule_of("all_reduce", "ring", 3), 0)
     ['send', 'recvReduceSend', 'recvReduceCopySend', 'recvCopySend', 'recv']
     """

@@ -743,7 +743,7 @@ def verify(schedule: Written) -> Proof:
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> proof = verify(schedule_of("all_reduce", "ring", 4))
     >>> proof.rounds, str(proof.sent_max)
     (6, '3/2')
@@ -797,7 +797,7 @@ def history(schedule: Written) -> Iterator[Held]:
 
     Examples
     --------
-    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> from ringcoll.schedules import schedule_of
     >>> for held in history(schedule_of("all_reduce", "ring", 2)):
     ...     print([{chunk: sorted(ranks) for chunk, ranks in of_rank.items()} for of_rank in held])
     [{0: [0], 1: [0]}, {0: [1], 1: [1]}]

@@ -3,7 +3,7 @@
 Problem: that a system trains right, and what it costs, shows when a model is trained. All
 contenders start from the same weights and see the same batches. Those in lock-step have to end with
 the same model: exactly the same on all ranks, and that of torch's ``DistributedDataParallel`` on
-gloo up to rounding. The others, and those that compress gradients, have to learn.
+gloo up to rounding. The others have to learn.
 
 Contenders take turns epoch by epoch, in an order that changes, so that a machine that
 slows down slows all of them. The time of a step is that of the slowest rank.
