@@ -26,13 +26,11 @@ and simulated on a network that is not here::
 """
 
 import sys
-from functools import cache
 from importlib import import_module
 from typing import Any
 
-import lazy_loader
-
-from ringcoll._version import __version__ as __version__
+from ringcoll._package import __version__ as __version__
+from ringcoll._package import late_door
 from ringcoll.schedules.ir.laboratory import laboratory
 from ringcoll.training.backend.registration import when_torch_is_imported
 
@@ -66,23 +64,13 @@ def _gone(name: str) -> str | None:
     return sentence(name)
 
 
-@cache
-def _door() -> Any:
-    """The public names, which ``__init__.pyi`` lists; it is read when the first one is used."""
-    return lazy_loader.attach_stub(__name__, __file__)
+_named, __dir__ = late_door(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(_ROOMS[name])
-    named, _, every = _door()
-    if name == "__all__":
-        return every
-    if name not in every:
+    if name != "__all__" and name not in __dir__():
         said = _gone(f"{__name__}.{name}")
         raise AttributeError(said or f"module {__name__!r} has no attribute {name!r}")
-    return named(name)
-
-
-def __dir__() -> list[str]:
-    return list(_door()[2])
+    return _named(name)

@@ -1,17 +1,21 @@
 """Where the tests' time goes: ``python -m tests.durations [JUNIT.xml] [--kills FILE]``.
 
-With the report of a run (``pytest --junitxml=JUNIT.xml``) the command writes the seconds of each test
-function, all its cases together, to ``tests/durations.json``. It prints the tests that take longest;
-with the file that ``make mutants MUTANTS_FLAGS="--kills FILE"`` writes, by seconds for each mutant that
-a test has killed.
+With the report of a run of all tests, in which none has failed (``pytest --junitxml=JUNIT.xml``), the
+command writes the seconds of each test function, all its cases together, to ``tests/durations.json``.
+What has changed since then decides which long tests ``make test`` runs (`tests.halves`), so the file is
+committed alone. The command prints the tests that take longest; with the file that
+``make mutants MUTANTS_FLAGS="--kills FILE"`` writes, by seconds for each mutant that a test has killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
+
+from tests.halves import LONG
 
 DURATIONS = Path(__file__).with_name("durations.json")
 _LEAST_S = 0.5  # what takes less is left out of the file, which would be a list of all tests
@@ -28,6 +32,29 @@ def seconds_by_test(report: str) -> dict[str, float]:
         name = f"{case.get('classname')}.{case.get('name', '').partition('[')[0]}"
         seconds[name] = seconds.get(name, 0.0) + float(case.get("time", 0))
     return seconds
+
+
+def lacks(report: str) -> list[str]:
+    """What a report lacks to be that of a run of all tests in which none has failed.
+
+    >>> lacks('<t><testcase classname="tests.a" name="test_b"><failure/></testcase></t>')[:2]
+    ['tests.a.test_b has failed', 'nothing of tests/backend/test_restarts.py']
+    """
+    cases = [*ET.fromstring(report).iter("testcase")]
+    failed = [case for case in cases if {child.tag for child in case} & {"failure", "error"}]
+    modules = {f"{case.get('classname')}." for case in cases}
+    missing = [
+        part
+        for part in LONG
+        if not any(
+            name.startswith(part.removesuffix(".py").rstrip("/").replace("/", ".") + ".")
+            for name in modules
+        )
+    ]
+    return [
+        *(f"{case.get('classname')}.{case.get('name')} has failed" for case in failed),
+        *(f"nothing of {part}" for part in missing),
+    ]
 
 
 def ranked(seconds: dict[str, float], kills: dict[str, int]) -> list[tuple[str, float, int]]:
@@ -48,7 +75,10 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=40, help="tests to print")
     arguments = parser.parse_args()
     if arguments.report is not None:
-        found = seconds_by_test(arguments.report.read_text(encoding="utf-8"))
+        report = arguments.report.read_text(encoding="utf-8")
+        if lacking := lacks(report):
+            sys.exit("\n".join(["not all tests have passed:", *lacking]))
+        found = seconds_by_test(report)
         kept = {name: round(spent, 1) for name, spent in found.items() if spent >= _LEAST_S}
         ordered = dict(sorted(kept.items(), key=lambda row: -row[1]))
         DURATIONS.write_text(json.dumps(ordered, indent=0) + "\n", encoding="utf-8")

@@ -1,8 +1,9 @@
 """The long half of the tests, and what of it a change can break.
 
 ``make test`` runs the short half, and of the long half what the change touches; ``make test-all`` runs
-all. The change is what git says since ``BASE``, by default the last commit but one, and what is not
-committed yet. A test of a room is touched by the room; what else touches a test stands here.
+all. The change is what has changed since all tests passed, which ``tests/durations.json`` is written
+from (`tests.durations`), committed or not; ``BASE`` may name another commit. A test of a room is
+touched by the room; what else touches a test stands here.
 """
 
 from __future__ import annotations
@@ -45,16 +46,19 @@ LONG: dict[str, tuple[str, ...]] = {
 
 def changed() -> set[str] | None:
     """The files that are changed, from the root; ``None`` if git does not say."""
-    base = os.environ.get("BASE", "HEAD~1")
-    names: set[str] = set()
-    for words in (["diff", "--name-only", base], ["ls-files", "--others", "--exclude-standard"]):
-        done = subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            return None
-        names |= {*done.stdout.splitlines()}
-    return names
+    try:
+        if _git("rev-parse", "--is-shallow-repository") != ["false"]:
+            return None  # its first commit seems to have made all files
+        passed = _git("log", "-1", "--format=%H", "--", "tests/durations.json")
+        changes = _git("diff", "--name-only", os.environ.get("BASE", *passed))
+        return {*changes, *_git("ls-files", "--others", "--exclude-standard")}
+    except (OSError, TypeError, subprocess.CalledProcessError):  # no git, or no such commit
+        return None
+
+
+def _git(*words: str) -> list[str]:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 def is_left_out(test: str, names: set[str] | None) -> bool:

@@ -41,13 +41,13 @@ KNOWS = {
     "training": {"schedules", "runtime"},
     "tools": {"schedules", "lab", "runtime", "training"},
 }
-AT_ROOT = ("errors", "_version")
+AT_ROOT = ("errors", "_package")
 ROOMS = (
     *AT_ROOT,
     *(f"{wing}.{room}".rstrip(".") for wing, rooms in WINGS.items() for room in rooms),
 )
 PURE = (*AT_ROOT, *(room for room in ROOMS if room.partition(".")[0] in {"schedules", "lab"}))
-AT_THE_TOP = {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "errors.py", "py.typed"}
+AT_THE_TOP = {"__init__.py", "__init__.pyi", "__main__.py", "_package.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
 WITHOUT_TORCH = (
     "ringcoll.training.backend.registration",

@@ -13,7 +13,6 @@ from ringcoll.schedules.algorithms.exchanges import Rounds, exchange_vectors, sw
 from tests.cases.messages import distances, far_traffic, messages_of
 
 POWERS = (2, 4, 8, 16, 32, 64)
-TREES = ("broadcast", "reduce", "gather", "scatter", "all_reduce")
 
 
 def lg(k: int) -> int:

@@ -142,7 +142,7 @@ def test_the_script_needs_no_installed_library(tmp_path: Path):
     (tree / "benchmarks").mkdir()
     script = shutil.copy(SCRIPT, tree / "benchmarks")
     shutil.copytree(ROOT / "benchmarks" / "on_gpu", tree / "benchmarks" / "on_gpu")
-    with (tree / "ringcoll" / "_version.py").open("a") as file:
+    with (tree / "ringcoll" / "_package.py").open("a") as file:
         file.write('\n__version__ = "of the copy"\n')
     elsewhere.mkdir()
     done = run_program(

@@ -20,7 +20,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("peers")
 
 
-def test_libraries_are_found(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_are_found(
+    script: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(script, "FOLDER", tmp_path)
     place = tmp_path / "mpich" / "bin"
     place.mkdir(parents=True)
@@ -28,8 +33,9 @@ def test_libraries_are_found(script: Any, tmp_path: Path, monkeypatch: pytest.Mo
     library = {"MPI4PY_LIBMPI": str(tmp_path / "mpich" / "lib")}
     assert script.found()["mpich"] == (place / "mpiexec", library)
     monkeypatch.setattr(sys, "argv", ["peers.py", "--libraries", "pigeons"])
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         script.main()
+    assert "not here: pigeons; make peers" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_the_record_of_simgrid_is_within_the_limit() -> None:
 @pytest.mark.processes
 def test_a_python_without_simgrid_is_told() -> None:
     command = [sys.executable, str(FOLDER / "simgrid.py"), "--python", sys.executable, "-k", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "cannot run SimGrid: ModuleNotFoundError" in done.stderr
 
@@ -64,7 +64,7 @@ def test_scale(tmp_path: Path) -> None:
     path = tmp_path / "scale.json"
     command = [sys.executable, str(FOLDER / "simulation_scale.py"), "--most", "128"]
     run_program(
-        *command, "--json", str(path), by=ProgramWithWarmRanks, timeout_s=100.0
+        *command, "--json", str(path), by=ProgramWithWarmRanks, timeout_s=60.0
     ).check_returncode()
     (table,) = results.read(path).tables
     assert [row[:4] for row in table.rows] == [

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,19 @@ def lines_of(run: Run, target: int, *, until: Callable[[str], object]) -> list[s
         time.sleep(0.1)
 
 
-def has_settled(text: str) -> bool:
-    return all(words in text for words in AT_LAST)
+def own(ranks: list[subprocess.Popen[str]], lines: list[str]) -> list[str]:
+    """The lines on these ranks, and the one before them, on their group.
+
+    The parent of the ranks may have further ones, which other tests have left waiting.
+    """
+    pids = [f"(pid {process.pid})" for process in ranks]
+    places = [place for place, line in enumerate(lines) if any(pid in line for pid in pids)]
+    return lines[places[0] - 1 : places[-1] + 1] if places else []
+
+
+def has_settled(ranks: list[subprocess.Popen[str]], text: str) -> bool:
+    said = "\n".join(own(ranks, text.splitlines()))
+    return all(words in said for words in AT_LAST)
 
 
 @pytest.mark.processes
@@ -77,15 +89,11 @@ def has_settled(text: str) -> bool:
 def test_a_rank_that_is_in_user_code(run: Run, asked: int | None) -> None:
     with hanging("user code") as ranks:
         target = os.getpid() if asked is None else ranks[asked].pid
-        found = lines_of(run, target, until=has_settled)
-    # The parent may have further ranks, which other tests have left waiting.
-    (place,) = (
-        place
-        for place, line in enumerate(found)
-        if re.fullmatch(r"group \d+, 3 ranks over shared: 2 in an operation", line)
-    )
-    words = found[place + 1 : place + 4]
-    assert asked is None or len(found) == 4
+        found = lines_of(run, target, until=partial(has_settled, ranks))
+    first, *words = own(ranks, found)
+    assert asked is None or found == [first, *words]
+    number = r"\d+" if asked is None else "1"
+    assert re.fullmatch(rf"group {number}, 3 ranks over shared: 2 in an operation", first)
     pids = [process.pid for process in ranks]
     program = rf"{re.escape(str(ROOT))}/tests/programs/hanging\.py:\d+ in"
     expected = [
@@ -125,7 +133,7 @@ def test_operations_that_are_queued(run: Run) -> None:
 @pytest.mark.processes
 def test_a_rank_that_is_stopped(run: Run) -> None:
     with hanging("stopped") as ranks:
-        lines_of(run, ranks[0].pid, until=has_settled)
+        lines_of(run, ranks[0].pid, until=partial(has_settled, ranks))
         os.kill(ranks[2].pid, signal.SIGSTOP)
         for asked in (0, 2):
             begin = time.monotonic()

@@ -44,3 +44,4 @@ def test_from_the_links_to_a_schedule_that_trains(tmp_path: Path) -> None:
         assert own == other
         assert "fitted on" not in usual
         assert "fitted on 2026-11-28" in words
+        assert words == by_fit[0][1]

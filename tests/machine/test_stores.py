@@ -205,9 +205,6 @@ def test_what_is_asked_has_a_limit() -> None:
     is_over.set()
 
 
-KINDS = {"pid": int, "name": str}
-
-
 def test_whether_a_store_ends_with_this_process() -> None:
     store = served()
     other = dist.PrefixStore("other", store.clone())  # type: ignore[attr-defined]

@@ -255,6 +255,28 @@ def test_a_store_that_is_gone_is_asked_once() -> None:
     assert len(asked) == 1
 
 
+def test_where_the_store_is_gone_torchs_connections_are_tried_at_once() -> None:
+    class Gone(dist.Store):
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("Broken pipe")
+
+    class Gloo:
+        def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+            tried.append(peer)
+            if peer == 0:
+                raise RuntimeError("Connection closed by peer")
+
+        def _get_backend(self, device: torch.device) -> Any:
+            return self
+
+    tried: list[int] = []
+    group = Gloo()
+    watched = Lives(Gone(), 1, 3)
+    watched.native = weakref.ref(group)
+    assert watched.ended() == watched.ended() == {0}
+    assert sorted(tried) == [0, 2], "and not again within a second"
+
+
 def test_a_rank_that_made_no_call_is_seen_by_the_connections_of_torchs_own_group() -> None:
     """One that has told its process is not asked for; and none twice within a second."""
 

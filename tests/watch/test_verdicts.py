@@ -511,8 +511,6 @@ def test_an_error_of_this_rank(monitor: Watched) -> None:
 
 # --- what is believed -----------------------------------------------------------------
 
-MISMATCH = {"kind": "mismatch", "calls": [[0, "a", ""], [1, "b", " at x:1"]], "number": 7}
-
 
 class Gone(dist.Store):
     """A store that cannot be reached; counts who asks it."""

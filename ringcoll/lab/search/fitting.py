@@ -20,7 +20,7 @@ from itertools import pairwise, permutations
 from math import inf, isqrt
 from typing import NamedTuple
 
-from ringcoll._version import __version__
+from ringcoll._package import __version__
 from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
 from ringcoll.lab.search.bounds import (
     HARDLY,

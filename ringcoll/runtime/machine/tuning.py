@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ringcoll._version import __version__
+from ringcoll._package import __version__
 from ringcoll.errors import RingcollError, TuningFileError
 from ringcoll.runtime.machine import settings
 from ringcoll.runtime.machine.facts import cores, cpu

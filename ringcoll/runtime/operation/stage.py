@@ -406,5 +406,5 @@ def _meets_itself(array: Any) -> bool:
 def _meet(one: Any, other: Any) -> bool:
     try:
         return np.shares_memory(one, other, max_work=_MOST_WORK)
-    except (np.exceptions.TooHardError, OverflowError):
+    except np.exceptions.TooHardError:
         raise TooIntricateError from None

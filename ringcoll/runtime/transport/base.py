@@ -40,7 +40,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.parameter import is_lazy
 
-from ringcoll._version import __version__
+from ringcoll._package import __version__
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.runtime.machine import appears, as_json, hosts_of, place, read_all
 from ringcoll.runtime.transport import catalogue

@@ -39,7 +39,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from ringcoll._version import __version__
+from ringcoll._package import __version__
 from ringcoll.errors import (
     ArgumentError,
     RingcollError,

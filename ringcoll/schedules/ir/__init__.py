@@ -14,22 +14,6 @@
 =============  ==========================================================
 """
 
-from functools import cache
-from typing import Any
+from ringcoll._package import late_door
 
-import lazy_loader
-
-
-@cache
-def _door() -> Any:
-    """What ``__init__.pyi`` lists; `import ringcoll` comes by here, and reads no list."""
-    return lazy_loader.attach_stub(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    named, _, every = _door()
-    return every if name == "__all__" else named(name)
-
-
-def __dir__() -> list[str]:
-    return list(_door()[2])
+__getattr__, __dir__ = late_door(__name__, __file__)

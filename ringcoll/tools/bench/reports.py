@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringcoll._version import __version__
+from ringcoll._package import __version__
 from ringcoll.runtime.machine import cores, cpu
 from ringcoll.schedules.algorithms import ALIASES
 from ringcoll.tools.bench.contenders import Workload

@@ -23,7 +23,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from ringcoll._version import __version__
+from ringcoll._package import __version__
 from ringcoll.errors import ArgumentError, RingcollError, printable
 
 INTERRUPTED = 130

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ringcoll._version import __version__
+from ringcoll._package import __version__
 from ringcoll.errors import RingcollError
 from ringcoll.runtime.machine import cores
 from ringcoll.runtime.transport import catalogue
