@@ -570,6 +570,14 @@ STATES: tuple[dict[str, Any], ...] = (
     },
     {"calls": {}, "waits": None, "barrier": [1, 0, "train.py:14"]},
 )
+STATES_READ = (
+    {
+        "calls": {0: ("all_reduce(sum)", {1: 3, 2: 4}, ""), 1: ("barrier", {}, " at a:1")},
+        "waits": (0, 2),
+        "barrier": None,
+    },
+    {"calls": {}, "waits": None, "barrier": (1, 0, "train.py:14")},
+)
 VERDICTS = (
     {"kind": "mismatch", "calls": [[1, "all_reduce", ""], [2, "barrier", " at a:1"]], "number": 3},
     {"kind": "lost", "peer": 2, "text": "rank 2 is gone"},
@@ -582,14 +590,45 @@ def test_what_monitors_write_is_read() -> None:
     for verdict in VERDICTS:
         watching, _ = monitor(store_with("verdict", json.dumps(verdict)))
         assert watching.notices.verdict() == verdict
-    for state in STATES:
+    for state, read in zip(STATES, STATES_READ, strict=True):
         watching, _ = monitor(store_with("state/1", json.dumps(state)))
-        assert watching.notices.state(1) == state
+        assert watching.notices.state(1) == read
     watching, _ = monitor(store_with("state/1", json.dumps(STATES[0])))
     assert (watching.diagnosis.disagreement() or {})["calls"] == [
         (0, "all_reduce(sum) with 5 elements from rank 0 to rank 2", ""),
         (1, "all_reduce(sum) with 4 elements from rank 0 to rank 2", ""),
     ]
+
+
+def but(value: dict[str, Any], **others: Any) -> str:
+    return json.dumps(value | others)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *WRONG,
+        but(VERDICTS[0], calls=[[1, "barrier", ""]]),
+        but(VERDICTS[0], calls=[[1, "barrier", ""], [2, "barrier", ""]]),
+        but(VERDICTS[0], calls=[[1, "all_reduce", ""], [1, "barrier", ""]]),
+        but(VERDICTS[0], number="first"),
+        but(VERDICTS[1], kind="nothing of the kind"),
+        but(VERDICTS[1], peer="two"),
+        '{"kind": "lost"}',
+        but(STATES[0], calls={"x": 3}),
+        but(STATES[0], calls=[1]),
+        but(STATES[0], calls={"0": ["barrier", [1], ""]}),
+        but(STATES[0], waits=[0]),
+        but(STATES[0], waits="no"),
+        but(STATES[1], barrier=[1, 0]),
+    ],
+)
+def test_what_no_monitor_writes_is_as_if_nobody_had_written_it(text: str) -> None:
+    for key in ("verdict", "state/1"):
+        watching, _ = monitor(store_with(key, text))
+        assert watching.notices.verdict() is None
+        assert watching.notices.state(1) is None
+        assert watching.diagnosis.disagreement() is None
 
 
 # --- what ranks send each other for a trace ---------------------------------------------

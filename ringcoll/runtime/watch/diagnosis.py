@@ -427,14 +427,14 @@ class Diagnosis:
         for peer in range(self.world_size):
             state = self._notices.state(peer) if peer != self.rank else None
             for key, (description, lengths, place) in state["calls"].items() if state else ():
-                own = progress.called(int(key))
+                own = progress.called(key)
                 if own is None or own.description is None:
                     continue
                 pair = (own.description, description)
                 if own.description == description:
                     pair = self._other_lengths(own, description, lengths)
                 if pair[0] != pair[1]:
-                    return self.difference(int(key), pair[0], peer, pair[1], place)
+                    return self.difference(key, pair[0], peer, pair[1], place)
             # A rank in a barrier has not made the call that this rank has made before that barrier.
             if state and state["barrier"] and state["barrier"][0] > progress.num_barriers:
                 _, number, site = state["barrier"]
@@ -451,13 +451,13 @@ class Diagnosis:
         return {"kind": "mismatch", "calls": calls, "number": number}
 
     def _other_lengths(
-        self, own: Words, description: str, lengths: dict[str, int] | None
+        self, own: Words, description: str, lengths: dict[int, int]
     ) -> tuple[str, str]:
         """Two calls of one description, with the length of the first block that differs."""
-        for key, numel in (lengths or {}).items():
-            own_numel = (own.lengths or {}).get(int(key), numel)
+        for key, numel in lengths.items():
+            own_numel = (own.lengths or {}).get(key, numel)
             if own_numel != numel:
-                source, target = divmod(int(key), self.world_size)
+                source, target = divmod(key, self.world_size)
                 way = f"from {self._notices.names.of(source)} to {self._notices.names.of(target)}"
                 return (
                     f"{own.description} with {own_numel} elements {way}",

@@ -118,7 +118,7 @@ class Notices:
 
     def verdict(self) -> dict[str, Any] | None:
         """Why the group is broken; ``None`` as long as no rank says so."""
-        return self._read("verdict")
+        return self._read("verdict", _verdict)
 
     def tell_verdict(self, verdict: dict[str, Any]) -> None:
         """Say why the group is broken, unless another rank has said it before."""
@@ -134,7 +134,7 @@ class Notices:
 
     def state(self, peer: int) -> dict[str, Any] | None:
         """The notice of a rank about its operations."""
-        return self._read(f"state/{peer}")
+        return self._read(f"state/{peer}", _state)
 
     def tell_state(
         self,
@@ -159,8 +159,9 @@ class Notices:
         """Tell that this rank has closed the group, after an operation; -1 if there was none."""
         self._ask(lambda: self.store.set(LEFT.format(self.rank), str(last)))
 
-    def _read(self, key: str) -> dict[str, Any] | None:
-        return self._ask(lambda: read_json(self.store, key) if self.store.check([key]) else None)
+    def _read(self, key: str, parse: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | None:
+        store = self.store
+        return self._ask(lambda: read_json(store, key, parse) if store.check([key]) else None)
 
     def _ask(self, ask: Callable[[], Answer]) -> Answer | None:
         self.is_silent = False
@@ -174,6 +175,40 @@ class Notices:
             except (RuntimeError, ValueError):  # about to be closed, or not of a rank
                 pass
         return None
+
+
+def _verdict(told: Any) -> dict[str, Any]:
+    """A verdict, from JSON."""
+    kind = told["kind"]
+    if kind != "mismatch":
+        peer = told["peer"]
+        return {
+            "kind": FAILURES[kind] and kind,
+            "peer": None if peer is None else int(peer),
+            "text": str(told["text"]),
+        }
+    calls = {int(rank): (str(call), str(place)) for rank, call, place in told["calls"]}
+    (one, _), (other, _) = calls.values()
+    if one == other:
+        raise ValueError("the calls are the same")
+    rows = [[rank, *call] for rank, call in calls.items()]
+    return {"kind": kind, "calls": rows, "number": int(told["number"])}
+
+
+def _state(told: Any) -> dict[str, Any]:
+    """What a rank tells of itself, from JSON."""
+    calls = {}
+    for number, (call, lengths, site) in dict(told["calls"]).items():
+        numels = {int(block): int(numel) for block, numel in dict(lengths or {}).items()}
+        calls[int(number)] = str(call), numels, str(site)
+    waits, barrier = told["waits"], told["barrier"]
+    if waits is not None:
+        awaited, peer = waits
+        waits = int(awaited), int(peer)
+    if barrier is not None:
+        place, before, site = barrier
+        barrier = int(place), int(before), str(site)
+    return {"calls": calls, "waits": waits, "barrier": barrier}
 
 
 def announce(text: str, *, is_raised: bool) -> None:
