@@ -82,6 +82,19 @@ def test_large_tensors_take_no_time(what: str) -> None:
     assert time.thread_time() - begin < 0.5  # to list the addresses took seconds
 
 
+def test_dimensions_of_one_element_are_not_counted() -> None:
+    """numpy has at most 64 dimensions, or 32."""
+    ones = [1] * 70
+    apart, shared = torch.zeros(6, 3).T, torch.zeros(9).as_strided((3, 2), (2, 4))
+    for tensor, is_shared in ((apart, False), (shared, True)):
+        strides = tensor.stride()
+        long = tensor.as_strided((len(tensor), *ones, 2), (strides[0], *ones, strides[1]))
+        assert share_memory([long]) is is_shared
+    columns = torch.zeros(5, 4).reshape(5, *[1] * 63, 4).unbind(-1)
+    assert columns[0].dim() == 64
+    assert not share_memory(columns)
+
+
 def test_what_strides_cannot_tell_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "_MOST_WORK", 1)
     memory = torch.zeros(1 << 16)

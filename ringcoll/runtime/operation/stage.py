@@ -381,14 +381,20 @@ def _array(tensor: Tensor, shape: Sequence[int], strides: Sequence[int], *outer:
 
     ``outer`` are strides in bytes of dimensions before the tensor's.
     """
+    nbytes = (*outer, *(stride * tensor.itemsize for stride in strides))
+    # Dimensions of one element say nothing; numpy has at most 64 dimensions, or 32.
+    places = [place for place in zip(shape, nbytes, strict=True) if place[0] > 1]
     about = {
         "version": 3,
         "data": (tensor.data_ptr(), True),
         "typestr": f"|V{tensor.itemsize}",
-        "shape": tuple(shape),
-        "strides": (*outer, *(stride * tensor.itemsize for stride in strides)),
+        "shape": tuple(size for size, _ in places),
+        "strides": tuple(stride for _, stride in places),
     }
-    return np.asarray(SimpleNamespace(__array_interface__=about))
+    try:
+        return np.asarray(SimpleNamespace(__array_interface__=about))
+    except ValueError:
+        raise TooIntricateError from None
 
 
 def _meets_itself(array: Any) -> bool:

@@ -473,7 +473,7 @@ def start(
             "cannot be made resilient", "group", "a process group of torch", group, group.rank()
         )
     rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
-    outer = dist.PrefixStore("ringcoll/training/resilient", group.get_group_store())
+    outer = dist.PrefixStore("ringcoll/resilient", group.get_group_store())
     own = lambda: common(outer, life(outer, rank, world_size, timeout_s))  # noqa: E731
     store = answered(outer, timeout_s, own)
     lives = Lives(store, rank, world_size)
