@@ -50,7 +50,11 @@ class _Earlier:
     """Says, of a module that nobody else finds, where it is now, or what takes its place."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Raise `ImportError` for a module, or a name, of an earlier version."""
+        """Raise `ImportError` for a module, or a name, of an earlier version.
+
+        Python asks for a name that a module lacks, as in ``from ringcoll import refit``, and hides
+        a `ModuleNotFoundError` then.
+        """
         if name.startswith("ringcoll.") and (said := _gone(name)):
             raise ImportError(said, name=name)
 

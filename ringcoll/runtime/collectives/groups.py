@@ -99,18 +99,16 @@ class MessageWork:
 class OwnGroup:
     """One rank of a group that torch does not know: the group brings its communicator.
 
-    ``members`` are all communicators of the rank. `isend` and `irecv` are as those of
-    ``torch.distributed``, in which a process group of torch has them. They follow
-    the group's first collective, in which the ranks meet, and no operation runs meanwhile. Two ends
-    that expect other lengths do not match, and their tags are apart from those of operations as the
-    tags of two operations are.
+    `isend` and `irecv` are as those of ``torch.distributed``, in which a process group of torch has
+    them. They follow the group's first collective, in which the ranks meet, and no operation runs
+    meanwhile. Two ends that expect other lengths do not match, and their tags are apart from those
+    of operations as the tags of two operations are.
     """
 
     retries = False  # whether calls go through `retried`
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
-        self.members = [communicator]
 
     def rank(self) -> int:
         """Rank of this process or thread."""
@@ -162,8 +160,7 @@ class OwnGroup:
 
         ``drain_s`` is the time limit, in seconds, for operations that nobody has waited for yet.
         """
-        for member in self.members:
-            member.close(drain_s)
+        self.communicator.close(drain_s)
 
 
 class StoreGroup(OwnGroup):
@@ -497,7 +494,7 @@ def abort(group: Any) -> None:
 def members_of(group: Any) -> list[Communicator]:
     """The communicators that a group has so far."""
     if isinstance(group, OwnGroup):
-        return group.members
+        return [group.communicator]
     return [*_known.get(weakref.ref(group), {}).values()]
 
 

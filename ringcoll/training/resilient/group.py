@@ -172,11 +172,6 @@ class ResilientGroup(OwnGroup):
         """The rank's end of the present group."""
         return self._inner.communicator
 
-    @property
-    def members(self) -> list[Communicator]:  # type: ignore[override]
-        """All communicators of the present group."""
-        return self._inner.members
-
     def on(self, device: torch.device) -> Communicator:
         """The communicator for tensors on a device."""
         return self._inner.on(device)
