@@ -31,7 +31,7 @@ from typing import Any
 
 from ringcoll._package import __version__ as __version__
 from ringcoll._package import late_door
-from ringcoll.schedules.ir.laboratory import laboratory
+from ringcoll.schedules.ir.outside import laboratory
 from ringcoll.training.backend.registration import when_torch_is_imported
 
 _ROOMS = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ringcoll.runtime.launch import Ranks, rendezvous
 from ringcoll.runtime.machine import cores
-from ringcoll.runtime.reduction import CupyEngine, Kernel, engine, launch_of
+from ringcoll.runtime.reduction import CupyEngine, Kernel, gpu, launch_of
 from tests.cases.engine_cases import listing
 from tests.cases.kernel_table import KERNELS, runs
 
@@ -24,7 +24,7 @@ _MOST_S = 60.0  # half of a test's time limit
 
 def cupy_engine() -> CupyEngine:
     """The engine, which has to work where there is a GPU."""
-    found = engine("cupy")
+    found = gpu.engine("cupy")
     assert isinstance(found, CupyEngine)
     return found
 

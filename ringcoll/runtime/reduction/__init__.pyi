@@ -8,7 +8,6 @@ from .gpu import CupyEngine as CupyEngine
 from .gpu import Kernel as Kernel
 from .gpu import bound as bound
 from .gpu import c_type as c_type
-from .gpu import engine as engine
 from .gpu import launch_of as launch_of
 from .names import OPERATORS as OPERATORS
 from .names import operator_named as operator_named

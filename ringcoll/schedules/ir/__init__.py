@@ -5,7 +5,7 @@
 `contracts`    the promise of each collective; the orders of operands
 `counting`     the one counter of rounds, messages and data
 `drawing`      the step-by-rank grid
-`laboratory`   what is asked of the laboratory, which is not known here
+`outside`      what is asked of the laboratory, which is not known here
 `verifier`     the proof that a schedule keeps its contract
 `schedule`     what the other rooms read: all facts of the steps filled in; the text form,
                NCCL's words, and the order of reduction: as a sum, and by element

@@ -25,7 +25,7 @@ from .counting import sends_alike as sends_alike
 from .counting import tally_of as tally_of
 from .drawing import as_runs as as_runs
 from .drawing import grid as grid
-from .laboratory import laboratory as laboratory
+from .outside import laboratory as laboratory
 from .schedule import Schedule as Schedule
 from .schedule import check_reduces as check_reduces
 from .schedule import chunk_elements as chunk_elements

@@ -38,7 +38,7 @@ from typing import ClassVar, NamedTuple, ParamSpec, Self
 
 from ringcoll.errors import ScheduleError, printable
 from ringcoll.schedules.ir.contracts import CONTRACTS, contract
-from ringcoll.schedules.ir.laboratory import laboratory
+from ringcoll.schedules.ir.outside import laboratory
 
 _Numbers = ParamSpec("_Numbers")
 
