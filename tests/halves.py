@@ -3,7 +3,7 @@
 ``make test`` runs the short half, and of the long half what the change touches; ``make test-all`` runs
 all. The change is what has changed since all tests passed, which ``tests/durations.json`` is written
 from (`tests.durations`), committed or not; ``BASE`` may name another commit. A test of a room is
-touched by the room; what else touches a test stands here.
+touched by the room; what else touches a test stands here. Who is in doubt runs all.
 """
 
 from __future__ import annotations
@@ -13,34 +13,55 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# All that runs on ranks: what a call goes through, and what stands in for machines.
+_RUN = (
+    "ringcoll/runtime/",
+    "ringcoll/schedules/",
+    "ringcoll/training/backend/",
+    "tests/programs/",
+    "tests/fakes/",
+)
+_FIT = ("ringcoll/lab/", "ringcoll/schedules/", "ringcoll/tools/bench/", "tests/programs/")
+# What all of them rest on.
+EVERYTHING = (
+    "Makefile",
+    "constraints.txt",
+    "pyproject.toml",
+    "ringcoll/__init__.py",
+    "ringcoll/_package.py",
+    "ringcoll/errors.py",
+    "tests/cases/",
+    "tests/conftest.py",
+    "tests/halves.py",
+)
 # By tests/durations.json: mostly processes, a browser, notebooks, builds.
 LONG: dict[str, tuple[str, ...]] = {
-    "tests/backend/test_restarts.py": (),
-    "tests/backend/test_torch_suite.py": (),
-    "tests/backend/test_users.py": ("tests/programs/users/",),
-    "tests/bench/test_network.py": ("ringcoll/lab/simulation/",),
+    "tests/backend/test_restarts.py": (*_RUN, "ringcoll/training/resilient/"),
+    "tests/backend/test_torch_suite.py": _RUN,
+    "tests/backend/test_users.py": _RUN,
+    "tests/bench/test_network.py": _FIT,
     "tests/benchmarks/": ("benchmarks/", "ringcoll/tools/bench/"),
     "tests/cli/test_bench.py": ("ringcoll/tools/bench/",),
-    "tests/cli/test_probe.py": ("ringcoll/tools/bench/",),
-    "tests/cli/test_run.py": ("ringcoll/runtime/launch/",),
-    "tests/collectives/test_fit_between_hosts.py": ("ringcoll/lab/search/",),
-    "tests/collectives/test_functions_on_processes.py": ("ringcoll/runtime/",),
-    "tests/collectives/test_no_native.py": (),
-    "tests/group/test_interrupts.py": (),
-    "tests/launch/test_processes.py": (),
-    "tests/player/": ("player/", "ringcoll/lab/pictures/"),
-    "tests/reduction/test_kernels_compiled.py": (),
-    "tests/resilient/test_resilient.py": (),
-    "tests/search/test_fitting.py": (),
-    "tests/test_examples.py": ("examples/",),
-    "tests/test_lab.py": ("docs/lab.md",),
-    "tests/test_notebooks.py": ("notebooks/",),
-    "tests/test_readme.py": ("README.md",),
+    "tests/cli/test_probe.py": _FIT,
+    "tests/cli/test_run.py": (*_RUN, "ringcoll/tools/cli/"),
+    "tests/collectives/test_fit_between_hosts.py": (*_FIT, *_RUN),
+    "tests/collectives/test_functions_on_processes.py": _RUN,
+    "tests/collectives/test_no_native.py": _RUN,
+    "tests/group/test_interrupts.py": _RUN,
+    "tests/launch/test_processes.py": _RUN,
+    "tests/player/": ("player/", "ringcoll/lab/"),
+    "tests/reduction/test_kernels_compiled.py": ("ringcoll/runtime/reduction/",),
+    "tests/resilient/test_resilient.py": (*_RUN, "ringcoll/training/resilient/"),
+    "tests/search/test_fitting.py": _FIT,
+    "tests/test_examples.py": (*_RUN, "examples/"),
+    "tests/test_lab.py": (*_RUN, "docs/lab.md", "ringcoll/lab/", "ringcoll/tools/cli/"),
+    "tests/test_notebooks.py": ("notebooks/", "ringcoll/lab/", "ringcoll/tools/"),
+    "tests/test_readme.py": ("Makefile", "README.md", "ringcoll/tools/cli/"),
     "tests/test_site.py": ("docs/",),
-    "tests/testing/test_plugin.py": (),
-    "tests/transport/test_between_hosts.py": (),
-    "tests/watch/test_disagreements.py": (),
-    "tests/watch/test_faults.py": (),
+    "tests/testing/test_plugin.py": ("ringcoll/runtime/launch/", "ringcoll/tools/testing/"),
+    "tests/transport/test_between_hosts.py": _RUN,
+    "tests/watch/test_disagreements.py": _RUN,
+    "tests/watch/test_faults.py": _RUN,
 }
 
 
@@ -50,7 +71,7 @@ def changed() -> set[str] | None:
         if _git("rev-parse", "--is-shallow-repository") != ["false"]:
             return None  # its first commit seems to have made all files
         passed = _git("log", "-1", "--format=%H", "--", "tests/durations.json")
-        changes = _git("diff", "--name-only", os.environ.get("BASE", *passed))
+        changes = _git("diff", "--no-renames", "--name-only", os.environ.get("BASE", *passed))
         return {*changes, *_git("ls-files", "--others", "--exclude-standard")}
     except (OSError, TypeError, subprocess.CalledProcessError):  # no git, or no such commit
         return None
@@ -81,5 +102,5 @@ def is_left_out(test: str, names: set[str] | None) -> bool:
     }
     if not touching or names is None:
         return False
-    room = test.split("/")[1]
-    return not any(name.startswith(tuple(touching)) or f"/{room}/" in name for name in names)
+    room = f"/{test.split('/')[1]}/"
+    return not any(name.startswith((*touching, *EVERYTHING)) or room in name for name in names)

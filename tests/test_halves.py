@@ -13,7 +13,7 @@ from tests.durations import lacks
 
 @pytest.mark.parametrize("part, others", halves.LONG.items())
 def test_the_long_parts_and_what_they_test_are_there(part: str, others: tuple[str, ...]) -> None:
-    assert all((halves.ROOT / path).exists() for path in (part, *others))
+    assert all((halves.ROOT / path).exists() for path in (part, *others, *halves.EVERYTHING))
 
 
 @pytest.mark.parametrize("part, others", halves.LONG.items())
@@ -23,7 +23,7 @@ def test_a_long_part_runs_if_it_or_what_it_tests_is_changed(
     test = f"{part}::test" if part.endswith(".py") else f"{part}test_some.py::test"
     assert halves.is_left_out(test, {"SECURITY.md"})
     assert not halves.is_left_out(test, None), "git does not say what is changed"
-    for path in (part, *others):
+    for path in (part, *others, *halves.EVERYTHING):
         assert not halves.is_left_out(test, {f"{path}more" if path.endswith("/") else path})
 
 
