@@ -156,7 +156,6 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
     if sequence:
         enter = partial(conjugate.gathered_to_add, group=group)
         leave = partial(conjugate.reduced_and_split, group=group)
-    if sequence:
         model.embedding.register_forward_hook(
             lambda _, inputs, output: conjugate.split(output, group, 1)
         )
