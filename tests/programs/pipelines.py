@@ -90,8 +90,8 @@ def in_process(name: str, num_stages: int, num_microbatches: int, steps: int) ->
 
 def in_pipeline(group: Any, name: str, schedule: PipelineSchedule, steps: int) -> Trained:
     """Train on one rank of a pipeline."""
-    rank, last = group.rank(), schedule.num_stages - 1
-    mine = stages(_model(name, schedule.num_stages), schedule.num_stages)[rank : rank + 1]
+    rank, last = group.rank(), schedule.world_size - 1
+    mine = stages(_model(name, schedule.world_size), schedule.world_size)[rank : rank + 1]
     tied: Any = None
     if name == "transformer" and rank in (0, last):
         table: Any = mine[0][0].tokens if rank == 0 else mine[-1][-1].scores

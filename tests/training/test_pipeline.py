@@ -34,7 +34,7 @@ RELATIVE = 1e-10
 def assert_same(ranks: Sequence[Trained], schedule: PipelineSchedule, name: str) -> None:
     """All stages have the gradients and parameters of one process, and all ranks its losses."""
     steps = len(ranks[0].losses)
-    alone = in_process(name, schedule.num_stages, schedule.num_microbatches, steps)
+    alone = in_process(name, schedule.world_size, schedule.num_microbatches, steps)
     for mine in ranks:
         assert mine.losses == ranks[0].losses
         assert mine.losses == pytest.approx(alone.losses, rel=RELATIVE, abs=0)
@@ -43,7 +43,7 @@ def assert_same(ranks: Sequence[Trained], schedule: PipelineSchedule, name: str)
         (alone.params, [rank.params for rank in ranks]),
     ):
         got = {stage: tensors for rank in by_rank for stage, tensors in rank.items()}
-        assert sorted(got) == list(range(schedule.num_stages))
+        assert sorted(got) == list(range(schedule.world_size))
         largest = max(float(tensor.abs().max()) for part in expected.values() for tensor in part)
         for stage, tensors in expected.items():
             for wanted, tensor in zip(tensors, got[stage], strict=True):

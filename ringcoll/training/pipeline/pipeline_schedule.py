@@ -84,11 +84,6 @@ class PipelineSchedule:
             if (value := getattr(self, name)) < 1:
                 raise ScheduleError(f"{name} must be positive (expected at least 1, got {value})")
 
-    @property
-    def num_stages(self) -> int:
-        """Number of stages: one for each rank."""
-        return self.world_size
-
     def __str__(self) -> str:
         return f"{self.name} stages={self.world_size} microbatches={self.num_microbatches}"
 
