@@ -78,8 +78,8 @@ class PipelineSchedule:
     num_microbatches: int
 
     def __post_init__(self) -> None:
-        if self.name not in SCHEDULES:
-            raise ScheduleError(f"{self.name!r} is none of {', '.join(SCHEDULES)}")
+        if self.name not in _WARM_UPS:
+            raise ScheduleError(f"{self.name!r} is none of {', '.join(_WARM_UPS)}")
         for name in ("world_size", "num_microbatches"):
             if (value := getattr(self, name)) < 1:
                 raise ScheduleError(f"{name} must be positive (expected at least 1, got {value})")
@@ -87,20 +87,30 @@ class PipelineSchedule:
     def __str__(self) -> str:
         return f"{self.name} stages={self.world_size} microbatches={self.num_microbatches}"
 
+    def warm_up(self, rank: int) -> int:
+        """Number of forwards that a rank does before backwards and forwards take turns."""
+        return _WARM_UPS[self.name](rank, self.world_size, self.num_microbatches)
+
     def program(self, rank: int) -> tuple[Action, ...]:
         """The actions of a rank, in order."""
         m = self.num_microbatches
-        warmup = m if self.name == "gpipe" else min(m, self.world_size - rank - 1)
+        warm_up = self.warm_up(rank)
         forwards = [Action(Kind.FORWARD, rank, microbatch) for microbatch in range(m)]
-        actions = forwards[:warmup]
+        actions = forwards[:warm_up]
         for microbatch in range(m):
-            actions += forwards[warmup + microbatch : warmup + microbatch + 1]
+            actions += forwards[warm_up + microbatch : warm_up + microbatch + 1]
             actions.append(Action(Kind.BACKWARD, rank, microbatch))
         return tuple(actions)
 
 
+# The warm-up of a schedule, of the rank, the number of ranks and the number of micro-batches.
+_WARM_UPS: Mapping[str, Callable[[int, int, int], int]] = {
+    "gpipe": lambda _rank, _world_size, num_microbatches: num_microbatches,
+    "1f1b": lambda rank, world_size, num_microbatches: min(num_microbatches, world_size - rank - 1),
+}
+
 SCHEDULES: Mapping[str, Callable[[int, int], PipelineSchedule]] = {
-    name: partial(PipelineSchedule, name) for name in ("gpipe", "1f1b")
+    name: partial(PipelineSchedule, name) for name in _WARM_UPS
 }
 """The schedules by name; each is made of the number of ranks and the number of micro-batches."""
 
@@ -133,8 +143,9 @@ def peak_activations(schedule: PipelineSchedule) -> tuple[int, ...]:
     >>> peak_activations(gpipe(4, 8)), peak_activations(one_f_one_b(4, 8))
     ((8, 8, 8, 8), (4, 3, 2, 1))
     """
-    p, m = schedule.world_size, schedule.num_microbatches
-    return tuple(m if schedule.name == "gpipe" else min(m, p - rank) for rank in range(p))
+    # After the warm-up a backward follows each forward, if there is another one.
+    ranks = range(schedule.world_size)
+    return tuple(min(schedule.num_microbatches, schedule.warm_up(rank) + 1) for rank in ranks)
 
 
 def bubble(schedule: PipelineSchedule) -> Fraction:
