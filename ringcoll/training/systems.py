@@ -335,7 +335,7 @@ def pipeline(trainer: Trainer) -> None:
     trainer.params = list(stage.parameters())
     _hold_pieces(trainer, trainer.rank)
     tied = model.head.scores.weight if isinstance(model, Transformer) else None
-    runner = Pipeline([stage], trainer.loss, schedule, tied=tied)
+    runner = Pipeline(stage, trainer.loss, schedule, tied=tied)
     trainer.compute = runner.step
     _run_stages(trainer, runner)
 
