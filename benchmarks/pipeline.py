@@ -31,15 +31,14 @@ TORCH = "torch 1F1B"
 class Trainer:
     """A contender: steps of one rank, and what its ranks waited."""
 
-    def __init__(self, mine: list[nn.Module], step: Callable[[], object], pipeline: Any) -> None:
+    def __init__(self, mine: nn.Module, step: Callable[[], object], pipeline: Any) -> None:
         self.mine, self.step, self.pipeline = mine, step, pipeline
         self.idle_shares: list[float] = []
 
     def __call__(self, times: int) -> None:
         """Do steps."""
         for _ in range(times):
-            for module in self.mine:
-                module.zero_grad()
+            self.mine.zero_grad()
             self.step()
             if self.pipeline is not None:
                 report = self.pipeline.last_step
@@ -47,8 +46,8 @@ class Trainer:
 
     def grads(self) -> Tensor:
         """The gradients of this rank, as one tensor."""
-        params = [param for module in self.mine for param in module.parameters()]
-        return torch.cat([param.grad.flatten() for param in params if param.grad is not None])
+        grads = [param.grad for param in self.mine.parameters()]
+        return torch.cat([grad.flatten() for grad in grads if grad is not None])
 
 
 def network(options: Any) -> nn.Module:
@@ -60,7 +59,7 @@ def network(options: Any) -> nn.Module:
 def ours(name: str, options: Any, inputs: Tensor, targets: Tensor) -> Trainer:
     """Make a pipeline of this library with a schedule."""
     schedule = SCHEDULES[name](options.ranks, options.microbatches)
-    mine: list[nn.Module] = [stages(network(options), options.ranks)[dist.get_rank()]]
+    mine = stages(network(options), options.ranks)[dist.get_rank()]
     pipeline = Pipeline(mine, nn.functional.mse_loss, schedule)
     return Trainer(mine, lambda: pipeline.step(inputs, targets), pipeline)
 
@@ -75,7 +74,7 @@ def of_torch(options: Any, inputs: Tensor, targets: Tensor) -> Trainer:
     schedule = pipelining.Schedule1F1B(stage, options.microbatches, loss_fn=nn.functional.mse_loss)
     arguments = (inputs,) if rank == 0 else ()
     options_of_last = {"target": targets} if rank == last else {}
-    return Trainer([module], lambda: schedule.step(*arguments, **options_of_last), None)
+    return Trainer(module, lambda: schedule.step(*arguments, **options_of_last), None)
 
 
 def on_rank(options: Any) -> dict[str, tuple[tuple[float, ...], float | None, int | None]]:

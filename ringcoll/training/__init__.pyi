@@ -32,6 +32,7 @@ from .pipeline.pipeline_schedule import gpipe as gpipe
 from .pipeline.pipeline_schedule import grid as grid
 from .pipeline.pipeline_schedule import one_f_one_b as one_f_one_b
 from .pipeline.pipeline_schedule import peak_activations as peak_activations
+from .pipeline.pipeline_schedule import timed_actions as timed_actions
 from .pipeline.runner import Pipeline as Pipeline
 from .pipeline.runner import PipelineReport as PipelineReport
 from .sharded.optimizer import ModelStates as ModelStates

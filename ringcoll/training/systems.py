@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.runtime.collectives import bytes_sent
 from ringcoll.runtime.watch import phase, waiting
+from ringcoll.training.backend import Options
 from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
 from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
 from ringcoll.training.free.model_averages import Gossip, LocalSGD
@@ -220,7 +220,7 @@ def torch_ddp(trainer: Trainer) -> None:
         # gloo's bytes are not counted: they are taken to be those of a ring.
         trainer.nbytes_sent = lambda: trainer.num_steps * (2 * (k - 1) * nbytes // k)
     else:
-        options = import_module("ringcoll").Options(algorithm=algorithm)
+        options = Options(algorithm=algorithm)
         group = dist.new_group(backend="ringcoll", pg_options=options)
     trainer.groups = [group]
     _wrapped(trainer, group)
@@ -335,7 +335,7 @@ def pipeline(trainer: Trainer) -> None:
     trainer.params = list(stage.parameters())
     _hold_pieces(trainer, trainer.rank)
     tied = model.head.scores.weight if isinstance(model, Transformer) else None
-    runner = Pipeline([stage], trainer.loss, schedule, tied=tied)
+    runner = Pipeline(stage, trainer.loss, schedule, tied=tied)
     trainer.compute = runner.step
     _run_stages(trainer, runner)
 

@@ -90,18 +90,14 @@ def in_process(name: str, num_stages: int, num_microbatches: int, steps: int) ->
 
 def in_pipeline(group: Any, name: str, schedule: PipelineSchedule, steps: int) -> Trained:
     """Train on one rank of a pipeline."""
-    rank, last = group.rank(), schedule.num_stages - 1
-    mine = stages(_model(name, schedule.num_stages), schedule.num_stages)[rank : rank + 1]
+    rank, last = group.rank(), schedule.world_size - 1
+    mine = stages(_model(name, schedule.world_size), schedule.world_size)[rank]
     tied: Any = None
     if name == "transformer" and rank in (0, last):
-        table: Any = mine[0][0].tokens if rank == 0 else mine[-1][-1].scores
+        table: Any = mine[0].tokens if rank == 0 else mine[-1].scores
         tied = table.weight
     pipeline = Pipeline(mine, _loss(name), schedule, group, tied=tied)
-    optimizer, losses, grads = (
-        _optimizer(param for part in mine for param in part.parameters()),
-        [],
-        {},
-    )
+    optimizer, losses, grads = _optimizer(mine.parameters()), [], {}
     for step in range(steps):
         optimizer.zero_grad()
         inputs, targets = _batch(name, schedule.num_microbatches, step)
@@ -112,9 +108,9 @@ def in_pipeline(group: Any, name: str, schedule: PipelineSchedule, steps: int) -
             ).item()
         )
         if step == 0:
-            grads = {rank: _copies(p.grad for p in mine[0].parameters())}
+            grads = {rank: _copies(p.grad for p in mine.parameters())}
         optimizer.step()
-    params = {rank: _copies(mine[0].parameters())}
+    params = {rank: _copies(mine.parameters())}
     return Trained(losses, grads, params, pipeline.last_step)
 
 

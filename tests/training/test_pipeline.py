@@ -34,7 +34,7 @@ RELATIVE = 1e-10
 def assert_same(ranks: Sequence[Trained], schedule: PipelineSchedule, name: str) -> None:
     """All stages have the gradients and parameters of one process, and all ranks its losses."""
     steps = len(ranks[0].losses)
-    alone = in_process(name, schedule.num_stages, schedule.num_microbatches, steps)
+    alone = in_process(name, schedule.world_size, schedule.num_microbatches, steps)
     for mine in ranks:
         assert mine.losses == ranks[0].losses
         assert mine.losses == pytest.approx(alone.losses, rel=RELATIVE, abs=0)
@@ -43,7 +43,7 @@ def assert_same(ranks: Sequence[Trained], schedule: PipelineSchedule, name: str)
         (alone.params, [rank.params for rank in ranks]),
     ):
         got = {stage: tensors for rank in by_rank for stage, tensors in rank.items()}
-        assert sorted(got) == list(range(schedule.num_stages))
+        assert sorted(got) == list(range(schedule.world_size))
         largest = max(float(tensor.abs().max()) for part in expected.values() for tensor in part)
         for stage, tensors in expected.items():
             for wanted, tensor in zip(tensors, got[stage], strict=True):
@@ -122,7 +122,7 @@ def scaled(
 
     def rank_main(group: LocalGroup) -> tuple[list[float], float, Any]:
         module = modules(group.rank() + 2.0)
-        pipeline = Pipeline([module], mean, schedule, group)
+        pipeline = Pipeline(module, mean, schedule, group)
         losses = []
         for inputs, targets in batches:
             module.zero_grad()
@@ -149,7 +149,7 @@ class TestSteps:
     def test_gradients_are_added_to_those_before(self):
         def rank_main(group):
             module = Scale(group.rank() + 2.0)
-            pipeline = Pipeline([module], mean, gpipe(2, 2), group)
+            pipeline = Pipeline(module, mean, gpipe(2, 2), group)
             for _ in range(3):
                 pipeline.step(torch.ones(2), torch.ones(2))
             return gradient(module)
@@ -181,7 +181,7 @@ class TestSteps:
         def rank_main(group, frozen):
             module = Scale(group.rank() + 2.0)
             module.requires_grad_(requires_grad=group.rank() not in frozen)
-            loss = Pipeline([module], mean, SCHEDULES[name](3, 2), group).step(
+            loss = Pipeline(module, mean, SCHEDULES[name](3, 2), group).step(
                 torch.ones(2), torch.ones(2)
             )
             grad = module.weight.grad
@@ -195,9 +195,7 @@ class TestSteps:
     def test_a_stage_that_does_not_use_its_input(self, name):
         def rank_main(group):
             module = (Scale, Constant)[group.rank()](group.rank() + 2.0)
-            Pipeline([module], mean, SCHEDULES[name](2, 2), group).step(
-                torch.ones(2), torch.ones(2)
-            )
+            Pipeline(module, mean, SCHEDULES[name](2, 2), group).step(torch.ones(2), torch.ones(2))
             return gradient(module)
 
         assert run_threads(rank_main, 2) == [0.0, 1.0]
@@ -232,7 +230,7 @@ class TestErrors:
     )
     def test_a_batch_that_cannot_be_used(self, batch, argument, got):
         def rank_main(group):
-            pipeline = Pipeline([Scale(2.0)], mean, gpipe(2, 4), group)
+            pipeline = Pipeline(Scale(2.0), mean, gpipe(2, 4), group)
             good = torch.ones(4), torch.ones(4)
             pipeline.step(*good)
             inputs = batch[0] if group.rank() == 0 else good[0]
@@ -248,31 +246,32 @@ class TestErrors:
             assert "the number of samples is wrong" in str(error)
 
     @pytest.mark.parametrize(
-        "what,modules,got",
+        "what,stage,got",
         [
-            ("the number of stages is wrong", [], "got 0"),
-            ("the number of stages is wrong", [Scale(1.0), Scale(1.0)], "got 2"),
-            ("stage 1 has no layers", [nn.ReLU()], "got ReLU()"),
-            ("stage 1 has no layers", [nn.Sequential()], "got Sequential()"),
+            ("stage 1 is no module", [], "expected a module, got a list"),
+            ("stage 1 is no module", [Scale(1.0)], "expected a module, got a list"),
+            ("stage 1 is no module", None, "expected a module, got a NoneType"),
+            ("stage 1 has no layers", nn.ReLU(), "got ReLU()"),
+            ("stage 1 has no layers", nn.Sequential(), "got Sequential()"),
         ],
-        ids=["no stage", "too many", "no layers", "empty"],
+        ids=["empty list", "list", "no stage", "no layers", "empty"],
     )
-    def test_wrong_stages_on_a_rank(self, what, modules, got):
+    def test_a_wrong_stage_on_a_rank(self, what, stage, got):
         def rank_main(group):
-            mine = modules if group.rank() == 1 else [Scale(2.0)]
+            mine = stage if group.rank() == 1 else Scale(2.0)
             Pipeline(mine, mean, gpipe(3, 2), group)
 
         for rank, error in enumerate(caught_on_all(rank_main, 3)):
             assert isinstance(error, ArgumentError)
             assert error.rank == rank
             assert ("rank 1 cannot take part" in str(error)) == (rank != 1)
-            assert f"rank 1: argument 'stages': {what}" in str(error)
+            assert f"rank 1: argument 'stage': {what}" in str(error)
             assert got in str(error)
 
     def test_another_schedule_on_a_rank(self):
         def rank_main(group):
             schedule = (one_f_one_b if group.rank() == 1 else gpipe)(2, 2)
-            Pipeline([Scale(2.0)], mean, schedule, group)
+            Pipeline(Scale(2.0), mean, schedule, group)
 
         for error in caught_on_all(rank_main, 2):
             assert isinstance(error, ArgumentError)
@@ -282,7 +281,7 @@ class TestErrors:
 
     def test_a_schedule_with_another_number_of_ranks_on_a_rank(self):
         def rank_main(group):
-            Pipeline([Scale(2.0)], mean, gpipe(2 + group.rank(), 2), group)
+            Pipeline(Scale(2.0), mean, gpipe(2 + group.rank(), 2), group)
 
         for rank, error in enumerate(caught_on_all(rank_main, 2)):
             assert ("rank 1 cannot take part" in str(error)) == (rank == 0)
@@ -290,7 +289,7 @@ class TestErrors:
 
     def test_a_schedule_for_other_ranks(self):
         def rank_main(group):
-            Pipeline([Scale(2.0)], mean, gpipe(3, 2), group)
+            Pipeline(Scale(2.0), mean, gpipe(3, 2), group)
 
         for error in caught_on_all(rank_main, 2):
             assert "the number of ranks is wrong (expected 2, got 3)" in str(error)
@@ -313,7 +312,7 @@ class TestErrors:
                 modules=lambda value: Scale(value, result if value == 2.0 else lambda x: x),
             )
         assert text in str(caught.value)
-        assert (caught.value.rank, caught.value.argument) == (0, "stages")
+        assert (caught.value.rank, caught.value.argument) == (0, "stage")
 
 
 class TestTie:
@@ -369,7 +368,7 @@ class TestMessages:
         most: dict[int, int] = {}
 
         def rank_main(group):
-            cut = stages(mlp(4, 3, 0, inputs=2, outputs=2), 4)[group.rank() :: 4]
+            cut = stages(mlp(4, 3, 0, inputs=2, outputs=2), 4)[group.rank()]
             pipeline = Pipeline(cut, lambda x, _: x.mean(), one_f_one_b(4, 20), group)
             pipeline.step(torch.ones(20, 2), torch.ones(20))  # now the shapes are known
             mailbox: Any = pipeline._mailbox

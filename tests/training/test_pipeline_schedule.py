@@ -21,6 +21,7 @@ from ringcoll.training import (
     grid,
     one_f_one_b,
     peak_activations,
+    timed_actions,
 )
 from ringcoll.training.pipeline import pipeline_schedule
 
@@ -81,6 +82,25 @@ def test_the_drawing_shows_every_action_and_all_idle_time(name: str):
         for line, program in zip(lines, programs(schedule), strict=True):
             assert [cell for cell in line if cell not in ".-"] == list(map(str, program))
             assert len(line) - line.count(".") == 3 * m
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_an_action_begins_when_its_rank_and_what_it_needs_are_ready(name: str):
+    for p, m in SIZES:
+        schedule = SCHEDULES[name](p, m)
+        timed = list(timed_actions(schedule))
+        own = [
+            (rank, action) for rank, program in enumerate(programs(schedule)) for action in program
+        ]
+        assert [(rank, action) for rank, action, _, _ in timed] == own
+        ends = {action: end for _, action, _, end in timed}
+        free = [0] * p
+        for rank, action, begin, end in timed:
+            is_forward = action.kind is Kind.FORWARD
+            source = Action(action.kind, rank - 1 if is_forward else rank + 1, action.microbatch)
+            assert begin == max(free[rank], ends.get(source, 0))
+            assert end - begin == (1 if is_forward else 2)
+            free[rank] = end
 
 
 @pytest.mark.parametrize("make", [*SCHEDULES.values(), gpipe, one_f_one_b])

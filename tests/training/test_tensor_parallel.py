@@ -153,6 +153,55 @@ def test_a_split_transformer_is_that_of_one_process(sequence: bool, world_size: 
         assert distance < 1e-10
 
 
+def without_biases(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            module.bias = None  # type: ignore[assignment]
+    return model
+
+
+def with_bare_norms() -> nn.Module:
+    model = without_biases(transformer())
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.LayerNorm):
+                setattr(module, name, nn.LayerNorm(SHAPE.width, elementwise_affine=False))
+    return model
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "make, sequence",
+    [
+        (lambda: without_biases(perceptron()), False),
+        (lambda: without_biases(transformer()), False),
+        (lambda: without_biases(transformer()), True),
+        (with_bare_norms, True),
+    ],
+    ids=["perceptron", "transformer", "by tokens", "norms without parameters"],
+)
+def test_layers_without_bias_have_the_gradients_of_one_process(
+    make: Callable[[], nn.Module], sequence: bool, world_size: int
+):
+    def gradients(model: nn.Module) -> dict[str, Tensor]:
+        if isinstance(model, nn.Sequential):
+            train(model, samples, 1, functional.cross_entropy)
+        else:
+            train(model, tokens, 1)
+        found = {name: param.grad for name, param in model.named_parameters()}
+        assert not any(name.endswith("bias") for name in found)
+        return {name: grad for name, grad in found.items() if grad is not None}
+
+    expected = gradients(make())
+
+    def main(group: LocalGroup) -> float:
+        got = gradients(tensor_parallel(make(), group, sequence=sequence))
+        assert got.keys() == expected.keys()
+        return far((got[name], piece(expected[name], got[name], group.rank())) for name in got)
+
+    assert max(run_threads(main, world_size)) < 1e-10
+
+
 # --- what is sent and kept ------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from ringcoll.schedules.cost import Bound
 from ringcoll.tools.bench.measure import Result
 from ringcoll.tools.bench.reports import label
 from ringcoll.tools.bench.rounds import as_size
-from ringcoll.training import Kind, ModelStates, PipelineSchedule, grid
+from ringcoll.training import Kind, ModelStates, PipelineSchedule, timed_actions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -287,24 +287,19 @@ def pipeline_grid(axes: Axes, schedule: PipelineSchedule) -> None:
     A box is an action, with the number of its micro-batch; its colour is the kind of the action.
     White is idle.
     """
-    rows = [line.split()[2:] for line in grid(schedule).splitlines()]  # after "rank 0"
     drawn: set[Kind] = set()
-    for rank, cells in enumerate(rows):
-        actions = iter(schedule.program(rank))
-        for begin, cell in enumerate(cells):
-            if cell in (".", "-"):
-                continue
-            action = next(actions)
-            cost = 1 + (cells[begin + 1 : begin + 2] == ["-"])
-            colour, name = _KINDS[action.kind]
-            axes.barh(rank, cost, left=begin, height=0.9, color=colour, edgecolor="black",
-                      linewidth=0.5, label="_" if action.kind in drawn else name)  # fmt: skip
-            axes.text(begin + cost / 2, rank, str(action.microbatch), ha="center", va="center",
-                      fontsize=7)  # fmt: skip
-            drawn.add(action.kind)
+    last = 0
+    for rank, action, begin, end in timed_actions(schedule):
+        colour, name = _KINDS[action.kind]
+        axes.barh(rank, end - begin, left=begin, height=0.9, color=colour, edgecolor="black",
+                  linewidth=0.5, label="_" if action.kind in drawn else name)  # fmt: skip
+        axes.text((begin + end) / 2, rank, str(action.microbatch), ha="center", va="center",
+                  fontsize=7)  # fmt: skip
+        drawn.add(action.kind)
+        last = max(last, end)
     ranks = range(schedule.world_size)
     axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
-    axes.set_xlim(0, len(rows[0]))
+    axes.set_xlim(0, last)
     axes.set_ylim(schedule.world_size - 0.5, -0.5)
 
 

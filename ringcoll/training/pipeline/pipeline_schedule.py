@@ -28,7 +28,8 @@ Megatron-LM", SC 2021 (1F1B with a flush after each batch).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -44,7 +45,7 @@ class Kind(StrEnum):
     BACKWARD = "B"
 
 
-_COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # as `grid` draws them, in units of one forward
+_COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # as `timed_actions` counts, in times of a forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +79,39 @@ class PipelineSchedule:
     num_microbatches: int
 
     def __post_init__(self) -> None:
-        if self.name not in SCHEDULES:
-            raise ScheduleError(f"{self.name!r} is none of {', '.join(SCHEDULES)}")
+        if self.name not in _WARM_UPS:
+            raise ScheduleError(f"{self.name!r} is none of {', '.join(_WARM_UPS)}")
         for name in ("world_size", "num_microbatches"):
             if (value := getattr(self, name)) < 1:
                 raise ScheduleError(f"{name} must be positive (expected at least 1, got {value})")
 
-    @property
-    def num_stages(self) -> int:
-        """Number of stages: one for each rank."""
-        return self.world_size
-
     def __str__(self) -> str:
         return f"{self.name} stages={self.world_size} microbatches={self.num_microbatches}"
+
+    def warm_up(self, rank: int) -> int:
+        """Number of forwards that a rank does before backwards and forwards take turns."""
+        return _WARM_UPS[self.name](rank, self.world_size, self.num_microbatches)
 
     def program(self, rank: int) -> tuple[Action, ...]:
         """The actions of a rank, in order."""
         m = self.num_microbatches
-        warmup = m if self.name == "gpipe" else min(m, self.world_size - rank - 1)
+        warm_up = self.warm_up(rank)
         forwards = [Action(Kind.FORWARD, rank, microbatch) for microbatch in range(m)]
-        actions = forwards[:warmup]
+        actions = forwards[:warm_up]
         for microbatch in range(m):
-            actions += forwards[warmup + microbatch : warmup + microbatch + 1]
+            actions += forwards[warm_up + microbatch : warm_up + microbatch + 1]
             actions.append(Action(Kind.BACKWARD, rank, microbatch))
         return tuple(actions)
 
 
+# The warm-up of a schedule, of the rank, the number of ranks and the number of micro-batches.
+_WARM_UPS: Mapping[str, Callable[[int, int, int], int]] = {
+    "gpipe": lambda _rank, _world_size, num_microbatches: num_microbatches,
+    "1f1b": lambda rank, world_size, num_microbatches: min(num_microbatches, world_size - rank - 1),
+}
+
 SCHEDULES: Mapping[str, Callable[[int, int], PipelineSchedule]] = {
-    name: partial(PipelineSchedule, name) for name in ("gpipe", "1f1b")
+    name: partial(PipelineSchedule, name) for name in _WARM_UPS
 }
 """The schedules by name; each is made of the number of ranks and the number of micro-batches."""
 
@@ -138,8 +144,9 @@ def peak_activations(schedule: PipelineSchedule) -> tuple[int, ...]:
     >>> peak_activations(gpipe(4, 8)), peak_activations(one_f_one_b(4, 8))
     ((8, 8, 8, 8), (4, 3, 2, 1))
     """
-    p, m = schedule.world_size, schedule.num_microbatches
-    return tuple(m if schedule.name == "gpipe" else min(m, p - rank) for rank in range(p))
+    # After the warm-up a backward follows each forward, if there is another one.
+    ranks = range(schedule.world_size)
+    return tuple(min(schedule.num_microbatches, schedule.warm_up(rank) + 1) for rank in ranks)
 
 
 def bubble(schedule: PipelineSchedule) -> Fraction:
@@ -148,25 +155,43 @@ def bubble(schedule: PipelineSchedule) -> Fraction:
     return Fraction(others, schedule.num_microbatches + others)
 
 
+def timed_actions(schedule: PipelineSchedule) -> Iterator[tuple[int, Action, int, int]]:
+    """When each rank does what: rank, action, begin and end, in times of a forward.
+
+    They come rank by rank, in order. A rank begins an action as soon as it can.
+
+    >>> [(begin, end) for rank, _, begin, end in timed_actions(gpipe(2, 1)) if rank == 1]
+    [(1, 2), (2, 4)]
+    """
+    programs = [schedule.program(rank) for rank in range(schedule.world_size)]
+    waiting = [deque(program) for program in programs]
+    free = [0] * schedule.world_size  # from when on a rank is idle
+    ends: dict[Action, int] = {}
+    while any(waiting):
+        for rank, actions in enumerate(waiting):
+            while actions:
+                action = actions[0]
+                step = -1 if action.kind is Kind.FORWARD else 1  # from where its input comes
+                source = Action(action.kind, action.stage + step, action.microbatch)
+                if 0 <= source.stage < schedule.world_size and source not in ends:
+                    break
+                begin = max(free[rank], ends.get(source, 0))
+                ends[actions.popleft()] = free[rank] = begin + _COST[action.kind]
+    for rank, program in enumerate(programs):
+        for action in program:
+            yield rank, action, ends[action] - _COST[action.kind], ends[action]
+
+
 def grid(schedule: PipelineSchedule) -> str:
     """Draw when each rank does what: a line for each rank, a column for the time of a forward.
 
     A rank begins an action as soon as it can. ``-`` goes on with the action before, ``.`` is idle.
     """
-    programs = [list(schedule.program(rank)) for rank in range(schedule.world_size)]
-    lines: list[list[str]] = [[] for _ in programs]
-    ends: dict[Action, int] = {}
-    while any(programs):
-        for program, line in zip(programs, lines, strict=True):
-            while program:
-                action = program[0]
-                step = -1 if action.kind is Kind.FORWARD else 1  # from where its input comes
-                source = Action(action.kind, action.stage + step, action.microbatch)
-                if 0 <= source.stage < schedule.world_size and source not in ends:
-                    break
-                line.extend(["."] * (ends.get(source, 0) - len(line)))
-                line.extend([str(program.pop(0)), *["-"] * (_COST[action.kind] - 1)])
-                ends[action] = len(line)
-    width, length = max(len(cell) for line in lines for cell in line), max(map(len, lines))
-    rows = [[cell.ljust(width) for cell in line + ["."] * (length - len(line))] for line in lines]
-    return "\n".join(" ".join([f"rank {rank} ", *row]).rstrip() for rank, row in enumerate(rows))
+    timed = list(timed_actions(schedule))
+    width = max(len(str(action)) for _, action, _, _ in timed)
+    length = max(end for _, _, _, end in timed)
+    lines = [["."] * length for _ in range(schedule.world_size)]
+    for rank, action, begin, end in timed:
+        lines[rank][begin:end] = [str(action), *["-"] * (end - begin - 1)]
+    rows = [" ".join(cell.ljust(width) for cell in line) for line in lines]
+    return "\n".join(f"rank {rank}  {row}".rstrip() for rank, row in enumerate(rows))

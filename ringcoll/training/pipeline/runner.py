@@ -7,7 +7,7 @@ runs it::
 
     schedule = one_f_one_b(world_size, num_microbatches=8)
     mine = stages(Transformer(shape), world_size)[rank]
-    pipeline = Pipeline([mine], next_token_loss, schedule)
+    pipeline = Pipeline(mine, next_token_loss, schedule)
     optimizer = torch.optim.SGD(mine.parameters())
     for inputs, targets in batches:             # the same on all ranks
         optimizer.zero_grad()
@@ -42,7 +42,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -120,12 +120,12 @@ class Mailbox:
         peer, tensor = receiver.stage, tensor.contiguous()
         boundary = min(self._rank, peer)
         can_be_sent = tensor.dtype in _DTYPES and tensor.ndim <= _MOST_DIMENSIONS
-        require(can_be_sent, "stages", f"the result of stage {boundary} cannot be sent",
+        require(can_be_sent, "stage", f"the result of stage {boundary} cannot be sent",
                 f"one of {_DTYPES}, at most {_MOST_DIMENSIONS} dimensions",
                 f"{tensor.dtype}, {tensor.ndim} dimensions", self._rank)  # fmt: skip
         is_first, layout = peer not in self._layouts, (tensor.shape, tensor.dtype)
         expected = self._layouts.setdefault(peer, layout)
-        require(layout == expected, "stages",
+        require(layout == expected, "stage",
                 f"the result of stage {boundary} is not as for the micro-batch before",
                 expected, layout, self._rank)  # fmt: skip
         messages = [(tensor, action.microbatch)]
@@ -182,12 +182,12 @@ class Mailbox:
 
 
 def agree_on_schedule(
-    schedule: PipelineSchedule, stages: Sequence[nn.Module], group: Any, device: torch.device
+    schedule: PipelineSchedule, stage: object, group: Any, device: torch.device
 ) -> None:
-    """Raise, on all ranks, if a rank's schedule or stages are wrong, or the schedules differ."""
+    """Raise, on all ranks, if a rank's schedule or stage is wrong, or the schedules differ."""
     error, rank = None, group.rank()
     try:
-        _check(schedule, stages, group)
+        _check(schedule, stage, group)
     except RingcollError as raised:
         error = raised
     own = [str(schedule), None if error is None else str(error)]
@@ -200,16 +200,19 @@ def agree_on_schedule(
     check_alike([text.split("\n") for text in schedules], "schedule", "schedule", rank)
 
 
-def _check(schedule: PipelineSchedule, stages: Sequence[nn.Module], group: Any) -> None:
-    rank = group.rank()
-    for got, expected, argument, what in (
-        (schedule.world_size, group.size(), "schedule", "ranks"),
-        (len(stages), 1, "stages", "stages"),
-    ):
-        message = f"the number of {what} is wrong"
-        require(got == expected, argument, message, expected, got, rank)
-    has_layers, wanted = any(True for _ in stages[0].parameters()), "a module with parameters"
-    require(has_layers, "stages", f"stage {rank} has no layers", wanted, stages[0], rank)
+def _check(schedule: PipelineSchedule, stage: object, group: Any) -> None:
+    rank, size = group.rank(), group.size()
+    require(schedule.world_size == size, "schedule",
+            "the number of ranks is wrong", size, schedule.world_size, rank)  # fmt: skip
+    require(isinstance(stage, nn.Module), "stage", f"stage {rank} is no module",
+            "a module", f"a {type(stage).__name__}", rank)  # fmt: skip
+    require(bool(_parameters(stage)), "stage", f"stage {rank} has no layers",
+            "a module with parameters", stage, rank)  # fmt: skip
+
+
+def _parameters(stage: object) -> list[nn.Parameter]:
+    """The parameters of a stage; none of what is no module."""
+    return list(stage.parameters()) if isinstance(stage, nn.Module) else []
 
 
 def agree_on_batch(
@@ -253,9 +256,9 @@ class Pipeline:
 
     Parameters
     ----------
-    stages
-        The one module of this rank, in a list. If a rank has none, several, or one without
-        parameters, all ranks raise `ArgumentError`.
+    stage
+        The module of this rank. If that of a rank is no module (a list of modules, for example),
+        or has no parameters, all ranks raise `ArgumentError`.
     loss
         Function of the last stage's result and of the targets of a micro-batch; the result is the
         mean over the micro-batch, without dimensions.
@@ -273,7 +276,7 @@ class Pipeline:
     >>> def rank_main(group):
     ...     stage = torch.nn.Linear(1, 1, bias=False)
     ...     torch.nn.init.constant_(stage.weight, group.rank() + 2.0)
-    ...     pipeline = Pipeline([stage], lambda x, _: x.mean(), one_f_one_b(2, 2), group)
+    ...     pipeline = Pipeline(stage, lambda x, _: x.mean(), one_f_one_b(2, 2), group)
     ...     loss = pipeline.step(torch.tensor([[1.0], [3.0]]), torch.zeros(2))
     ...     return loss.item(), stage.weight.grad.item()
     >>> ringcoll.run_threads(rank_main, 2)  # the mean of 2 * 3 * x, and its derivatives
@@ -282,7 +285,7 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: Sequence[nn.Module],
+        stage: nn.Module,
         loss: Callable[[Tensor, Tensor], Tensor],
         schedule: PipelineSchedule,
         group: Any = None,
@@ -291,10 +294,10 @@ class Pipeline:
     ) -> None:
         self.group = as_group(group)
         self.rank = self.group.rank()
-        self.stages, self.loss, self.schedule = stages, loss, schedule
-        params = [param for stage in stages for param in stage.parameters()]
+        self.stage, self.loss, self.schedule = stage, loss, schedule
+        params = _parameters(stage)
         self._device = params[0].device if params else torch.device("cpu")
-        agree_on_schedule(schedule, stages, self.group, self._device)
+        agree_on_schedule(schedule, stage, self.group, self._device)
         self._mailbox = Mailbox(schedule, self.group, self._device)
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by micro-batch: input and result
         self._layout: int | None = None  # hash of the inputs' layout in the step before
@@ -357,7 +360,7 @@ class Pipeline:
     def _forward(self, action: Action) -> None:
         arriving = self._mailbox.take(action)
         inputs = self._inputs[action.microbatch] if arriving is None else arriving.requires_grad_()
-        result = self.stages[0](inputs)
+        result = self.stage(inputs)
         if self.rank == self._last_rank:
             result = self.loss(result, self._targets[action.microbatch])
             result = result / self.schedule.num_microbatches
@@ -365,7 +368,7 @@ class Pipeline:
         else:
             message, got = f"stage {action.stage} returned no tensor", type(result).__name__
             is_tensor = isinstance(result, Tensor)
-            require(is_tensor, "stages", message, "a tensor", got, self.rank)
+            require(is_tensor, "stage", message, "a tensor", got, self.rank)
             self._mailbox.send(action, result.detach())
         self._kept[action.microbatch] = inputs, result
 

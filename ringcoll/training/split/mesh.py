@@ -140,7 +140,7 @@ class ParallelTransformer:
         self.stage = stages(model, size)[place]
         self.params = list(self.stage.parameters())
         self.pipeline = Pipeline(
-            [self.stage],
+            self.stage,
             next_token_loss,
             plan,
             mesh.groups["pipeline"],

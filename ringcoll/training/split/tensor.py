@@ -82,13 +82,18 @@ class RowLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(shard_of(whole.weight, group, 1, "width of the layer's input"))
-        self.bias = nn.Parameter(whole.bias.detach().clone())
+        self.bias = None
+        if whole.bias is not None:
+            self.bias = nn.Parameter(whole.bias.detach().clone())
         self._leave, self._group, self._share = leave, group, share
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., inputs / k) to (..., outputs)."""
+        outputs = self._leave(functional.linear(inputs, self.weight))
+        if self.bias is None:
+            return outputs
         bias = conjugate.copied(self.bias, self._group) if self._share else self.bias
-        return self._leave(functional.linear(inputs, self.weight)) + bias
+        return outputs + bias
 
 
 class SharedNorm(nn.Module):
@@ -97,12 +102,15 @@ class SharedNorm(nn.Module):
     def __init__(self, whole: nn.LayerNorm, group: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(whole.weight.detach().clone())
-        self.bias = nn.Parameter(whole.bias.detach().clone())
+        self.bias = None
+        if whole.bias is not None:
+            self.bias = nn.Parameter(whole.bias.detach().clone())
         self._eps, self._group = whole.eps, group
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, tokens / k, width) to the same."""
-        weight, bias = (conjugate.copied(item, self._group) for item in (self.weight, self.bias))
+        weight = conjugate.copied(self.weight, self._group)
+        bias = None if self.bias is None else conjugate.copied(self.bias, self._group)
         return functional.layer_norm(inputs, weight.shape, weight, bias, self._eps)
 
 
@@ -148,7 +156,6 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
     if sequence:
         enter = partial(conjugate.gathered_to_add, group=group)
         leave = partial(conjugate.reduced_and_split, group=group)
-    if sequence:
         model.embedding.register_forward_hook(
             lambda _, inputs, output: conjugate.split(output, group, 1)
         )
@@ -164,6 +171,6 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
             module.narrow = RowLinear(module.narrow, group, leave, share=sequence)  # type: ignore[assignment]
             _before(module, enter)
         for name, child in list(module.named_children()):
-            if sequence and isinstance(child, nn.LayerNorm):
+            if sequence and isinstance(child, nn.LayerNorm) and child.elementwise_affine:
                 setattr(module, name, SharedNorm(child, group))
     return model
