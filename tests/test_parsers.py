@@ -570,7 +570,7 @@ STATES: tuple[dict[str, Any], ...] = (
     },
     {"calls": {}, "waits": None, "barrier": [1, 0, "train.py:14"]},
 )
-STATES_READ = (
+STATES_READ: tuple[dict[str, Any], ...] = (
     {
         "calls": {0: ("all_reduce(sum)", {1: 3, 2: 4}, ""), 1: ("barrier", {}, " at a:1")},
         "waits": (0, 2),

@@ -533,14 +533,15 @@ def without_native(batch: Sequence[tuple[str, Case]]) -> tuple[list[str], list[O
     groups = [dist.group.WORLD, *(group for group in _groups.values() if _is_member(group))]
     # torch counts the tries of its connections, too, of a rank that waits for a second and more.
     backends = [group._get_backend(torch.device("cpu")) for group in groups]
-    receive, tries = dist.ProcessGroupGloo.recv, list[int]()
+    gloo: Any = dist.ProcessGroupGloo
+    receive, tries = gloo.recv, list[int]()
 
     def noting(group: Any, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
         if tag == lives._TRY_TAG and any(group is each for each in backends):
             tries.append(peer)
         return receive(group, tensors, peer, tag)
 
-    dist.ProcessGroupGloo.recv = noting  # type: ignore[method-assign]
+    gloo.recv = noting
     before = [group._get_sequence_number_for_group() for group in groups]
     # The library's own group is made where nothing native is left, too.
     _groups["new"] = dist.new_group(list(range(dist.get_world_size())))
@@ -551,7 +552,7 @@ def without_native(batch: Sequence[tuple[str, Case]]) -> tuple[list[str], list[O
         outcomes = run_batch(batch, native=False)
     finally:
         restore()
-        dist.ProcessGroupGloo.recv = receive  # type: ignore[method-assign]
+        gloo.recv = receive
         del GROUPS[dist.get_world_size()]["new"]
     after = [group._get_sequence_number_for_group() for group in groups]
     return working, outcomes, sum(after) - sum(before) - len(tries)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
@@ -578,6 +580,22 @@ class TestStates:
 
 
 class TestMemory:
+    @pytest.mark.parametrize("stage", [1, 2, 3])
+    def test_who_drops_model_and_optimizer_gets_their_memory_back(self, stage):
+        """torch's hooks, into which Python's collector does not look, hold neither."""
+
+        def rank_main(group):
+            model = mlp(2, 8, seed=0)
+            optimizer = ShardedAdamW(model, group, stage=stage, bucket_bytes=1000)
+            torch.autograd.backward(model(torch.ones(1, 64)).sum())
+            optimizer.step()
+            dropped = weakref.ref(model), weakref.ref(optimizer), weakref.ref(optimizer._buckets[0])
+            del model, optimizer
+            gc.collect()
+            return [each() for each in dropped]
+
+        assert run_threads(rank_main, 2) == [[None] * 3] * 2
+
     def test_the_formulas_are_those_of_the_paper(self):
         mixed = [model_state_bytes(7, 5, stage, mixed=torch.bfloat16).total for stage in range(4)]
         assert mixed == pytest.approx([7 * each for each in (16, 4 + 12 / 5, 2 + 14 / 5, 16 / 5)])

@@ -202,7 +202,7 @@ def test_a_broken_connection_waits_for_a_verdict(monitor: Watched) -> None:
 
 def test_what_the_monitors_thread_tells_first_is_raised(monitor: Watched) -> None:
     """Its own verdict in the store is not read as that of another rank."""
-    monitor.at(3, Wait(1, 0, True, ()))
+    monitor.at(3, Wait(0, 1, 0, True))
     told = PeerLostError("rank 0 lost rank 1: it has closed the group", peer=1)
 
     class Lock:

@@ -45,6 +45,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -225,6 +226,11 @@ class GradientBucket:
         self.take(index)
 
 
+def _arrived(known: weakref.ref[BucketsInOrder], number: int, index: int, param: Tensor) -> None:
+    if (own := known()) is not None:
+        own._arrived(own._buckets[number], index, param)
+
+
 class BucketsInOrder:
     """Buckets that leave in the order of their numbers: operations of ranks have to match."""
 
@@ -236,9 +242,11 @@ class BucketsInOrder:
         """Let backward call `_arrived` with each gradient that it has computed."""
         self._buckets = buckets
         self._begin_step()
-        for bucket in buckets:
+        # Python does not look into torch's hooks for what nobody else holds: they would keep all.
+        known = weakref.ref(self)
+        for number, bucket in enumerate(buckets):
             for index, param in enumerate(bucket.params):
-                param.register_post_accumulate_grad_hook(partial(self._arrived, bucket, index))
+                param.register_post_accumulate_grad_hook(partial(_arrived, known, number, index))
 
     def _arrived(self, bucket: Any, index: int, param: Tensor) -> None:
         raise NotImplementedError
