@@ -725,7 +725,7 @@ class TestErrors:
     def test_a_gradient_that_is_not_dense(self):
         def rank_main(group):
             model = training.Sparse()
-            ShardedAdamW(model, group)
+            _optimizer = ShardedAdamW(model, group)
             torch.autograd.backward(model().sum())
 
         with pytest.raises(ArgumentError, match=r"embedding\.weight is not dense"):

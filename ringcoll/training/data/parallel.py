@@ -45,8 +45,7 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -226,11 +225,6 @@ class GradientBucket:
         self.take(index)
 
 
-def _arrived(known: weakref.ref[BucketsInOrder], number: int, index: int, param: Tensor) -> None:
-    if (own := known()) is not None:
-        own._arrived(own._buckets[number], index, param)
-
-
 class BucketsInOrder:
     """Buckets that leave in the order of their numbers: operations of ranks have to match."""
 
@@ -238,18 +232,17 @@ class BucketsInOrder:
     weight: float | Tensor | None
     _op: object = dist.ReduceOp.AVG  # without weights
 
-    def _watch(self, buckets: Sequence[Any]) -> None:
-        """Let backward call `_arrived` with each gradient that it has computed."""
+    def _watch(self, buckets: Sequence[Any], arrived: Callable[[int, int, Tensor], None]) -> None:
+        """Let backward call a function with the places of each gradient that it has computed.
+
+        What the function holds lasts: Python does not look into torch's hooks for what nobody else
+        holds.
+        """
         self._buckets = buckets
         self._begin_step()
-        # Python does not look into torch's hooks for what nobody else holds: they would keep all.
-        known = weakref.ref(self)
         for number, bucket in enumerate(buckets):
             for index, param in enumerate(bucket.params):
-                param.register_post_accumulate_grad_hook(partial(_arrived, known, number, index))
-
-    def _arrived(self, bucket: Any, index: int, param: Tensor) -> None:
-        raise NotImplementedError
+                param.register_post_accumulate_grad_hook(partial(arrived, number, index))
 
     def _launch(self, bucket: Any, op: object) -> None:
         raise NotImplementedError
@@ -415,7 +408,8 @@ class BucketedDataParallel(BucketsInOrder, nn.Module):
             [
                 _AveragedBucket([named[index] for index in indices])
                 for indices in assign_buckets(params, bucket_bytes, first_bucket_bytes)
-            ]
+            ],
+            lambda number, *place: self._arrived(self._buckets[number], *place),
         )
         self._nbytes = sum(param.numel() * (wire_dtype or param.dtype).itemsize for param in params)
         self._expecting = False  # between forward and finish

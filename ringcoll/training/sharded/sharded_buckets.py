@@ -17,6 +17,7 @@ Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Pa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -280,7 +281,13 @@ class ShardedBuckets(BucketsInOrder):
             for indices in assign_buckets(params, bucket_bytes, bucket_bytes)
         ]
         ModuleHooks(buckets, stage, module)
-        self._watch(buckets)
+        known = weakref.ref(self)  # who drops the optimizer drops its memory
+
+        def arrived(number: int, index: int, param: Tensor) -> None:
+            if (own := known()) is not None:
+                own._arrived(own._buckets[number], index, param)
+
+        self._watch(buckets, arrived)
         for bucket in buckets if stage == 3 else ():
             bucket.free()
 
