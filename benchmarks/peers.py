@@ -20,11 +20,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import mpiexec
 import torch
 import torch.distributed as dist
 from common import Table, busy_loops, environment, introduce, parser, write
 
-from ringcoll.runtime.launch import adopt_ranks, mpiexec
+from ringcoll.runtime.launch import adopt_ranks
 from ringcoll.runtime.machine import TRANSPORT_VARIABLES, cores
 from ringcoll.schedules import contract
 from ringcoll.tools.bench import (

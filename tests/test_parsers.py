@@ -520,6 +520,30 @@ WRONG = (
 )
 
 
+ENDED, NAMELESS = [1 << 30, 17, place(), None], [["a0"], *MEMBER[1:]]
+WRONG_VALUES: tuple[tuple[Callable[[Any], Any], Any], ...] = (
+    (Process.of, ENDED),
+    (Process.of, ["1", *PROCESS[1:]]),
+    (Process.of, [*PROCESS[:2], None, None]),
+    *((Process.of, [*FAR[:3], address]) for address in ([], "ab", ["192.0.2.1", "4711"])),
+    *(
+        (Process.of, [*FAR[:3], address])
+        for address in (["a\0b", 1], ["\u00e9..b", 1], ["a", 1 << 16])
+    ),
+    (Member.of, NAMELESS),
+    (Member.of, [*MEMBER[:2], math.inf, *MEMBER[3:]]),
+    (Member.of, [*MEMBER[:3], -1, MEMBER[4]]),
+    (Member.of, [*MEMBER[:4], ENDED]),
+    (View.of, [3, 17, []]),
+    (View.of, ["3", 17, VIEW[2]]),
+    (View.of, [3, 17, [NAMELESS]]),
+    (Record.of, [["3", 17, VIEW[2]], 17, 1, 0, None, False]),
+    (Record.of, [VIEW, 17, "1", 0, None, False]),
+    (Record.of, [VIEW, 17, 1, 0, [], False]),
+    (Record.of, [VIEW, 17, 1, 0, None, None]),
+)
+
+
 @pytest.mark.parametrize("parse, value", RIGHT)
 def test_what_ranks_tell_is_read(parse: Callable[[Any], Any], value: Any) -> None:
     told = read_json(store_with("key", json.dumps(value)), "key", parse)
@@ -533,7 +557,13 @@ def test_what_no_rank_tells(parse: Callable[[Any], Any], text: str) -> None:
         read_json(store_with("key/1", text), "key/1", parse)
 
 
-@pytest.mark.parametrize("text", WRONG[1:])
+@pytest.mark.parametrize("parse, value", WRONG_VALUES)
+def test_what_has_the_form_of_what_ranks_tell(parse: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(TransportError, match="no rank writes what the store has under 'key'"):
+        read_json(store_with("key", json.dumps(value)), "key", parse)
+
+
+@pytest.mark.parametrize("text", [*WRONG[1:], json.dumps(ENDED)])
 def test_a_rank_whose_process_cannot_be_read(text: str) -> None:
     lives = Lives(store_with("ringcoll/process/1", text), 0, 2)
     assert lives.ended() == set()

@@ -80,10 +80,10 @@ ONLY = {
             - {"schedules", "schedules.ir", "training"}  # by `_package`
         ),
     },
-    "subprocess": {"tools/cli/versions", "tools/cli/programs", "runtime/launch/mpiexec"},
+    "subprocess": {"tools/cli/versions", "tools/cli/programs"},
     "socket": {
         *("runtime/machine/stores", "runtime/transport/gloo", "training/resilient/membership"),
-        *("tools/bench/measure", "runtime/launch/mpiexec"),  # the host's name; a free port
+        *("tools/bench/measure", "runtime/launch/adopted"),  # the host's name; a free port
         *("runtime/watch/flight_report", "runtime/machine/lines"),
         "runtime/machine/facts",  # the way to another host, on which nothing is sent
     },

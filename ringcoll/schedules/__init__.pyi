@@ -43,7 +43,6 @@ from .ir import in_place as in_place
 from .ir import infix as infix
 from .ir import inp as inp
 from .ir import moved as moved
-from .ir import opening_of as opening_of
 from .ir import out as out
 from .ir import packed_chunks as packed_chunks
 from .ir import parallel as parallel

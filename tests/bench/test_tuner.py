@@ -166,3 +166,11 @@ def test_without_a_file_to_write(monkeypatch: pytest.MonkeyPatch):
     assert result.exit_code == 2
     assert "--output" in result.stderr
     assert logging.getLogger("ringcoll").level == logging.NOTSET
+
+
+@pytest.mark.parametrize("option", ["--collectives", "--algorithms"])
+def test_tune_without_a_name(option: str, tmp_path):
+    words = ["tune", "-k", "2", "-o", str(tmp_path / "tuning.json"), option, " ,"]
+    result = CliRunner().invoke(cli, words, prog_name="ringcoll")
+    assert result.exit_code == 2
+    assert f"{option}: name at least one" in result.output

@@ -50,7 +50,7 @@ def test_the_numbers_are_those_of_the_simulator(run: Run, tmp_path: Path) -> Non
 
 
 def test_an_algorithm_of_the_user_that_always_wins(run: Run, star: str, tmp_path: Path) -> None:
-    words = ("--algorithms", f"{star}:star,linear", "-k", "3", "-o", str(tmp_path / "c.svg"))
+    words = ("--algorithms", f"{star}:star, ,linear,", "-k", "3", "-o", str(tmp_path / "c.svg"))
     result = run("plot", "crossover", *words)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == str(tmp_path / "c.svg")
@@ -61,6 +61,7 @@ def test_an_algorithm_of_the_user_that_always_wins(run: Run, star: str, tmp_path
     "words, message",
     [
         (("pie",), "'pie' is not one of 'crossover', 'pareto'"),
+        (("crossover", "--algorithms", " ,"), "--algorithms: name at least one"),
         (("crossover", "--algorithms", "rong"), "unknown algorithm 'rong'"),
         (("crossover", "--topology", "mars"), "not a topology"),
         (("crossover", "-b", "1M", "-e", "1K"), "the largest size (-e) is below the smallest"),

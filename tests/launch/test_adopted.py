@@ -5,13 +5,14 @@ import os
 import socket
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
-from ringcoll.runtime.launch import adopt_ranks, mpiexec
+from ringcoll.runtime.launch import adopt_ranks, adopted
 
 ROOT = Path(__file__).parents[2]
 PROBE = [
@@ -147,7 +148,7 @@ def test_ranks_of_another_library_are_told(environment, monkeypatch, own):
         Get_library_version=lambda: "Closed MPI v1.0, package: x",
         COMM_WORLD=SimpleNamespace(Get_size=lambda: 1),
     )
-    monkeypatch.setattr(mpiexec, "import_module", lambda name: alone)
+    monkeypatch.setattr(adopted, "import_module", lambda name: alone)
     environment |= own
     with pytest.raises(TransportError, match=r"mpiexec has started several.*\(Closed MPI v1.0\)"):
         adopt_ranks()
@@ -165,7 +166,7 @@ def test_without_mpi_what_to_install_is_named(environment, monkeypatch, error, s
     def missing(name: str) -> None:
         raise error
 
-    monkeypatch.setattr(mpiexec, "import_module", missing)
+    monkeypatch.setattr(adopted, "import_module", missing)
     environment |= OTHERS[0]
     with pytest.raises(MissingExtraError, match=said):
         adopt_ranks()
@@ -174,7 +175,9 @@ def test_without_mpi_what_to_install_is_named(environment, monkeypatch, error, s
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_command_under_mpiexec():
+def test_a_command_under_mpiexec(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    mpiexec = import_module("mpiexec")
     command = mpiexec.beside()
     assert command is not None
     output = mpiexec.run(command, 3, PROBE, timeout_s=120, variables={"PYTHONPATH": str(ROOT)})

@@ -105,3 +105,10 @@ def test_who_does_not_answer_within_the_limit_is_not_refused() -> None:
             begin_s = time.monotonic()
             assert deliver("words", [address], 0.2) == set()
             assert 0.2 <= time.monotonic() - begin_s < LIMIT_S
+
+
+def test_a_host_that_nobody_knows_keeps_no_message_from_the_others() -> None:
+    inbox = Inbox(HOST)
+    assert deliver("words", [("a..b", 1), (HOST, inbox.port)], LIMIT_S) == set()
+    assert read_until(inbox, 1) == ["words\n"]
+    inbox.close()

@@ -32,6 +32,28 @@ class Weighted:
         return left + right
 
 
+class Partly:
+    __call__ = functools.partial(torch.add, alpha=2)
+
+
+class PartlyOther:
+    __call__ = functools.partial(torch.sub, alpha=2)
+
+
+def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return call
+
+
+def below_itself() -> Callable[..., Any]:
+    function = uses(1.0)
+    function.__wrapped__ = function  # type: ignore[attr-defined]
+    return function
+
+
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "code": (lambda x, y: x + y, lambda x, y: x - y),
     "constant": (lambda x, y: x + 2 * y, lambda x, y: x + 3 * y),
@@ -47,12 +69,21 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
         functools.wraps(torch.add)(lambda x, y: x * y),
         functools.wraps(torch.add)(lambda x, y: x / y),
     ),
+    "below one decorator": (
+        counted(lambda left, right: left + right),
+        counted(lambda left, right: left - right),
+    ),
+    "below a cache": (functools.cache(lambda x: x), functools.cache(lambda x: -x)),
+    "partial that an object calls": (Partly(), PartlyOther()),
     "inner function": (lambda x, y: lambda: x + y, lambda x, y: lambda: x - y),
     "module": (torch.nn.Linear(1, 1), torch.nn.Identity()),
 }
 SAME: dict[str, tuple[Any, Any]] = {
     "value": (uses(1.0), uses(2.0)),
     "argument of partial": (functools.partial(torch.add, 1), functools.partial(torch.add, 2)),
+    "partial that an object calls": (Partly(), Partly()),
+    "value below a decorator": (counted(uses(1.0)), counted(uses(2.0))),
+    "below itself": (below_itself(), below_itself()),
     "attribute": (Weighted(1.0), Weighted(2.0)),
     "attribute of a method": (Weighted(1.0).plain, Weighted(2.0).plain),
 }

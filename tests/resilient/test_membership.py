@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -145,6 +146,35 @@ def test_who_joins_is_taken_in_and_who_asks_one_that_has_left_is_refused() -> No
 def test_a_stranger_disturbs_nobody(text: str) -> None:
     members = members_of_a_group(2)
     deliver(text, [member.own.mailbox for member in members], 2.0)
+    assert [view.epoch for view in changed(members, 20.0)] == [2, 2]
+
+
+STRANGER: list[Any] = json.loads(json.dumps(MEMBERS[0]))
+HERS: list[Any] = json.loads(json.dumps(Record(View(1, 0, (MEMBERS[0],)), 0)))
+DISGUISED = {
+    "name": [[["m0"], *STRANGER[1:]], HERS],
+    "start of the process": [[*STRANGER[:4], [1 << 30, 17, place(), None]], None],
+    "epoch": [STRANGER, [["1", *HERS[0][1:]], *HERS[1:]]],
+    "no members": [STRANGER, [[9, 0, []], *HERS[1:]]],
+    "port": [[*STRANGER[:3], 1 << 16, STRANGER[4]], HERS],
+}
+
+
+@pytest.mark.parametrize("mail", DISGUISED.values(), ids=DISGUISED)
+def test_mail_that_only_looks_right_is_told_and_left(
+    mail: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    members = members_of_a_group(2)
+    for text in (json.dumps(mail), json.dumps([STRANGER, None])):
+        deliver(text, [member.own.mailbox for member in members], 2.0)
+    for member in members:
+        deadline = time.monotonic() + 10.0
+        while member.newcomers() != [MEMBERS[0]]:  # the right mail behind it
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    told = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 2
+    assert all("a message in the mailbox of a resilient group" in each.message for each in told)
     assert [view.epoch for view in changed(members, 20.0)] == [2, 2]
 
 

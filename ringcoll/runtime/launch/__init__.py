@@ -1,10 +1,10 @@
-"""Ways to start ranks: as threads, as processes of this machine, by ``mpiexec``.
+"""Ways to start ranks: as threads, as processes of this machine; and those that are there.
 
 ==============  ==========================================================
 `plain_groups`  groups without torch's, of threads of this process
 `processes`     a pool of processes that run functions, and what travels to them and back
 `leash`         a program of one's own, which ends with this one
-`mpiexec`       MPI programs, started and watched; and ranks that a launcher has started
+`adopted`       ranks that ``mpiexec`` or ``srun`` has started
 ==============  ==========================================================
 """
 

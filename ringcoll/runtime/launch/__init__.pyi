@@ -1,6 +1,5 @@
-from . import mpiexec as mpiexec
+from .adopted import adopt_ranks as adopt_ranks
 from .leash import leashed as leashed
-from .mpiexec import adopt_ranks as adopt_ranks
 from .plain_groups import LocalGroup as LocalGroup
 from .plain_groups import run_threads as run_threads
 from .processes import PRELOADED as PRELOADED

@@ -62,12 +62,14 @@ from .settings import whole as whole
 from .settings import without_tuning as without_tuning
 from .stores import MESSAGES as MESSAGES
 from .stores import Answer as Answer
+from .stores import address_of as address_of
 from .stores import answered as answered
 from .stores import appears as appears
 from .stores import as_json as as_json
 from .stores import asked as asked
 from .stores import begun as begun
 from .stores import common as common
+from .stores import fields_of as fields_of
 from .stores import gone as gone
 from .stores import is_served_here as is_served_here
 from .stores import life as life

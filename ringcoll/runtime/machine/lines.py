@@ -348,8 +348,9 @@ def deliver(text: str, addresses: Iterable[Address], limit_s: float) -> set[Addr
         for address in addresses:
             way = stack.enter_context(socket.socket(family_of(address[0])))
             way.setblocking(False)
-            way.connect_ex(address)
-            ways[address] = way, data
+            with contextlib.suppress(OSError):  # nobody knows the host's name
+                way.connect_ex(address)
+                ways[address] = way, data
         while ways:
             for address, (way, rest) in [*ways.items()]:
                 try:

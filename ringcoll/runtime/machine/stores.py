@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
+from types import UnionType
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -90,6 +91,28 @@ def as_json(key: str, text: str, parse: Callable[[Any], Any] = lambda value: val
     except (LookupError, RecursionError, TypeError, ValueError) as error:
         words = f"no rank writes what the store has under {key!r}: {text[:80]!r}"
         raise TransportError(words) from error
+
+
+def fields_of(value: Any, *kinds: type | UnionType) -> list[Any]:
+    """The values of a list in JSON; `TypeError` or `ValueError` if one is not of its kind.
+
+    >>> fields_of(["a0", 3], str, int)
+    ['a0', 3]
+    """
+    fields = [*value]
+    for field, kind in zip(fields, kinds, strict=True):
+        if not isinstance(field, kind):
+            raise TypeError(f"{field!r:.80} is no {kind}")
+    return fields
+
+
+def address_of(value: Any) -> Address:
+    """A host and a port, from JSON; `TypeError` or `ValueError` if no socket can take them."""
+    host, port = fields_of(value, str, int)
+    host.encode("ascii" if host.isascii() else "idna")
+    if "\0" in host or not 0 <= port < 1 << 16:
+        raise ValueError(f"{host!r:.80} and {port} are no address")
+    return host, port
 
 
 def unreachable(store: dist.Store) -> str:

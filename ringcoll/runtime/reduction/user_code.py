@@ -8,11 +8,14 @@ uses, such as variables and attributes, are not looked at: some differ between r
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from types import CodeType
 from typing import Any
 
 from torch import nn
+
+_MOST_LAYERS = 64  # a function may be below itself
 
 
 def version_of(function: Any) -> str:
@@ -24,15 +27,27 @@ def version_of(function: Any) -> str:
     >>> version_of(added) == version_of(scaled)
     False
     """
-    while isinstance(function, partial):
-        function = function.func
-    if not hasattr(function, "__qualname__"):  # an object that is called
-        function = getattr(
-            type(function), "forward" if isinstance(function, nn.Module) else "__call__"
-        )
-    code = getattr(function, "__code__", None)  # a function in C has none
-    words = f"{function.__qualname__} {'' if code is None else _words(code)}"
-    return f"{zlib.crc32(words.encode()):08x}"
+    words = []
+    for layer in _layers(function):
+        code = getattr(layer, "__code__", None)  # a function in C has none
+        name = getattr(layer, "__qualname__", type(layer).__qualname__)
+        words.append(f"{name} {'' if code is None else _words(code)}")
+    return f"{zlib.crc32(' '.join(words).encode()):08x}"
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """A function, and what it calls as `functools.partial` or `functools.wraps` says."""
+    for _ in range(_MOST_LAYERS):
+        yield function
+        if isinstance(function, partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif not hasattr(function, "__qualname__"):  # an object that is called
+            called = "forward" if isinstance(function, nn.Module) else "__call__"
+            function = getattr(type(function), called)
+        else:
+            return
 
 
 @lru_cache(maxsize=256)

@@ -25,8 +25,10 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.runtime.machine import (
+    address_of,
     as_json,
     asked,
+    fields_of,
     lines,
     own_address,
     place,
@@ -64,8 +66,8 @@ class Process(NamedTuple):
     @classmethod
     def of(cls, fields: Any) -> Process:
         """The process that a rank has told, from JSON."""
-        pid, start, where, address = fields
-        return cls(pid, start, where, address and tuple(address))
+        pid, start, where, address = fields_of(fields, int, str, str, list | None)
+        return cls(pid, start, where, None if address is None else address_of(address))
 
     @property
     def is_here(self) -> bool:

@@ -25,7 +25,6 @@ from .table import Fitted as Fitted
 from .table import Range as Range
 from .table import Rule as Rule
 from .table import Table as Table
-from .table import across_hosts as across_hosts
 from .table import built_in as built_in
 from .table import crowded_parameters as crowded_parameters
 from .table import digest_of as digest_of

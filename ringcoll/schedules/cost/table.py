@@ -539,7 +539,7 @@ def _number(value: Any) -> int:
     return value
 
 
-def across_hosts(world_size: int, hosts: int) -> tuple[Rule, ...]:
+def _across_hosts(world_size: int, hosts: int) -> tuple[Rule, ...]:
     """Rules for when some hosts have several ranks: predictions know links of one kind only."""
     if not 1 < hosts < world_size:
         return ()
@@ -597,6 +597,6 @@ def built_in(
         world_size=world_size,
         hosts=hosts,
         parameters=crowded_parameters(link, world_size, hosts, cores),
-        tuned=across_hosts(world_size, hosts),
+        tuned=_across_hosts(world_size, hosts),
         device=device,
     )

@@ -76,7 +76,6 @@ from .rounds import summarize as summarize
 from .rounds import time_in_words as time_in_words
 from .rounds import turn_seconds as turn_seconds
 from .training import NATIVE_TRAINER as NATIVE_TRAINER
-from .training import WIRE_DTYPES as WIRE_DTYPES
 from .training import Comparison as Comparison
 from .training import Contender as Contender
 from .training import Epoch as Epoch

@@ -47,7 +47,7 @@ from ringcoll.training import (
     next_token_loss,
 )
 
-WIRE_DTYPES = {name: getattr(torch, name) for name in WIRE_NAMES}
+_WIRE_DTYPES = {name: getattr(torch, name) for name in WIRE_NAMES}
 
 
 class Contender(NamedTuple):
@@ -68,7 +68,7 @@ NATIVE_TRAINER = Contender("torch-ddp")
 class TrainingRequest:
     """A request to train some contenders.
 
-    `NATIVE_TRAINER` takes part in any case. ``wire`` is a name in `WIRE_DTYPES`, or ``None``: how
+    `NATIVE_TRAINER` takes part in any case. ``wire`` is a name in `WIRE_NAMES`, or ``None``: how
     gradients are sent by the trainers that have the choice, except natively. ``modules`` of the
     user register further algorithms.
     """
@@ -83,7 +83,7 @@ class TrainingRequest:
 
     def gradients(self, contender: Contender) -> Gradients:
         """How a contender averages gradients."""
-        wire = None if self.wire is None or contender == NATIVE_TRAINER else WIRE_DTYPES[self.wire]
+        wire = None if self.wire is None or contender == NATIVE_TRAINER else _WIRE_DTYPES[self.wire]
         return Gradients(contender.algorithm, wire, self.bucket_bytes)
 
 

@@ -115,7 +115,7 @@ def _expected(transport: str, ranks: int) -> tuple[list[dict[str, Any]], Table]:
 
 
 def _print(facts: dict[str, Any], table: Table | None) -> None:
-    from ringcoll.tools.bench import oversubscribed
+    from ringcoll.tools.bench import oversubscribed  # here, as its file imports torch
 
     for kind, transport in facts["transports"].items():
         name = transport["transport"] or "none"

@@ -145,7 +145,7 @@ def contenders(
     """
     names: list[str] = []
     modules: list[UserModule] = []
-    for word in filter(None, map(str.strip, text.split(","))):
+    for word in options.names_in(text, "--algorithms"):
         name, over, transport = word.partition(OVER)
         if over and not is_reference(word):
             catalogue.named("cpu", transport)
@@ -176,7 +176,7 @@ def contenders(
                     names.append(str(Path(word).expanduser().absolute()))  # every rank reads it
                 else:
                     names.append(entry.name if is_reference(word) else word.replace("-", "_"))
-    if not names:
+    if not names:  # torch's own over another transport is none
         raise click.BadParameter("name at least one", param_hint="--algorithms")
     return tuple(dict.fromkeys(names)), tuple(dict.fromkeys(modules))
 

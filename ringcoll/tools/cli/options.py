@@ -158,6 +158,18 @@ class FiniteRange(click.FloatRange):
         return number if isfinite(number) else self.fail(f"{value!r} is not finite", param, ctx)
 
 
+def names_in(text: str, option: str | None = None) -> list[str]:
+    """The names in a text, separated by commas; an option's callback need not name the option.
+
+    >>> names_in("ring, tree,", "--algorithms")
+    ['ring', 'tree']
+    """
+    names = [*filter(None, map(str.strip, text.split(",")))]
+    if not names:
+        raise click.BadParameter("name at least one", param_hint=option)
+    return names
+
+
 def _numbers(text: str, lowest: int) -> tuple[int, ...]:
     numbers: set[int] = set()
     for piece in map(str.strip, text.split(",")):

@@ -116,7 +116,7 @@ def plot(
                     most_ports=most_ports, picture=output, as_json=as_json)  # fmt: skip
         return
     assert output is not None
-    words = [name.strip() for name in names.split(",")]
+    words = options.names_in(names, "--algorithms")
     entries = {word: options.named_algorithms(word, collective)[0][0] for word in words}
     worlds = [
         needed_network(network | {"ranks": size}, *words, usual="crossbar", usual_ranks=16)

@@ -40,9 +40,7 @@ def _trainers(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, TrainerEntry]:
     """Read names that are separated by commas, or by repeating the option."""
-    names = list(filter(None, map(str.strip, ",".join(values).split(","))))
-    if not names:
-        raise click.BadParameter("name at least one")
+    names = options.names_in(",".join(values))
     try:
         return {name: find_trainer(name)[0] for name in names}
     except ArgumentError as error:

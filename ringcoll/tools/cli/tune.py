@@ -142,7 +142,7 @@ def tune(
 def _collectives(names: str | None) -> tuple[str, ...]:
     if names is None:
         return tuple(CONTRACTS)
-    asked = filter(None, map(str.strip, names.split(",")))
+    asked = options.names_in(names, "--collectives")
     return tuple(options.collective_name.convert(name, None, None) for name in asked)
 
 
@@ -152,7 +152,7 @@ def _chosen(
     """The algorithms to measure, by collective, and the modules that have them."""
     modules: list[UserModule] = []
     algorithms: dict[str, list[str]] = {}
-    for name in filter(None, map(str.strip, names.split(","))):
+    for name in options.names_in(names, "--algorithms"):
         if is_schedule_file(name):
             raise click.BadParameter(
                 f"{name}: a tuning file names no files; "

@@ -40,7 +40,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.runtime.machine import Address
+from ringcoll.runtime.machine import Address, address_of, fields_of
 from ringcoll.runtime.watch import Process
 
 _NONE = -1  # instead of a ballot
@@ -58,7 +58,8 @@ class Member(NamedTuple):
     @classmethod
     def of(cls, value: Any) -> Member:
         """A member, from JSON."""
-        name, host, port, mail, process = value
+        name, host, door, box, process = fields_of(value, str, str, int, int, list)
+        (_, port), (_, mail) = address_of([host, door]), address_of([host, box])
         return cls(name, host, port, mail, Process.of(process))
 
     @property
@@ -82,8 +83,9 @@ class View(NamedTuple):
     @classmethod
     def of(cls, value: Any) -> View:
         """A view, from JSON."""
-        epoch, done, members = value
-        return cls(epoch, done, tuple(map(Member.of, members)))
+        epoch, done, members = fields_of(value, int, int, list)
+        first, *rest = map(Member.of, members)
+        return cls(epoch, done, (first, *rest))
 
 
 class Record(NamedTuple):
@@ -115,8 +117,9 @@ class Record(NamedTuple):
     @classmethod
     def of(cls, value: Any) -> Record:
         """A record, from JSON."""
-        view, done, ballot, proposed, proposal, has_left = value
-        proposal = proposal and View.of(proposal)
+        kinds = list, int, int, int, list | None, bool
+        view, done, ballot, proposed, proposal, has_left = fields_of(value, *kinds)
+        proposal = None if proposal is None else View.of(proposal)
         return cls(View.of(view), done, ballot, proposed, proposal, has_left)
 
     @property

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ringcoll.runtime.launch import mpiexec
 from tests.programs.started import started
 
 pytestmark = pytest.mark.processes
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 NOTED = "import pathlib, os, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(60)"
+
+
+@pytest.fixture
+def mpiexec(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(FOLDER)
+    return import_module("mpiexec")
 
 
 def runs(process: int) -> bool:
@@ -24,7 +32,7 @@ def runs(process: int) -> bool:
     return "State:\tZ" not in status
 
 
-def test_a_program_that_does_not_end_is_ended(tmp_path: Path):
+def test_a_program_that_does_not_end_is_ended(mpiexec: Any, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     command = mpiexec.beside()
     if command is None:
@@ -39,12 +47,12 @@ def test_a_program_that_does_not_end_is_ended(tmp_path: Path):
         time.sleep(0.1)
 
 
-def test_a_program_ends_with_the_one_that_has_started_it(tmp_path: Path):
+def test_a_program_ends_with_the_one_that_has_started_it(mpiexec: Any, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     command = mpiexec.beside()
     if command is None:
         pytest.skip("no MPI library is installed in this environment")
-    code = "import sys; from ringcoll.runtime.launch import mpiexec; "
+    code = f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import mpiexec; "
     code += "mpiexec.run(mpiexec.beside(), 2, [sys.executable, *sys.argv[1:]], timeout_s=60)"
     with started(sys.executable, "-c", code, "-c", NOTED, str(tmp_path)) as process:
         deadline = time.monotonic() + 60
@@ -57,7 +65,7 @@ def test_a_program_ends_with_the_one_that_has_started_it(tmp_path: Path):
         time.sleep(0.1)
 
 
-def test_a_program_that_fails_is_an_error():
+def test_a_program_that_fails_is_an_error(mpiexec: Any) -> None:
     command = mpiexec.beside()
     if command is None:
         pytest.skip("no MPI library is installed in this environment")
