@@ -25,6 +25,7 @@ def added(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(tensors).sum(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 4, 7])
 @pytest.mark.parametrize("dtype,op", PAIRS)
 def test_every_contribution_counts(dtype, op, world_size):

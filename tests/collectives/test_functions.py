@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -69,6 +70,7 @@ def test_every_function(drawn: tuple[Case, int]):
     run_case(*drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("form", ["list", "single"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -406,10 +408,10 @@ def test_averages_of_large_numbers_do_not_overflow(dtype: torch.dtype):
     "wire_dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("op", ["sum", "avg", "max"])
-def test_wire_dtype(dtype: torch.dtype, wire_dtype: torch.dtype, op: str):
+def test_wire_dtype(dtype: torch.dtype, wire_dtype: torch.dtype):
     """Within the bound of the wire dtype, and the owner of a chunk rounds like the others."""
-    for entry in algorithms("all_reduce"):
+    ops = itertools.cycle(["sum", "avg", "sum", "max"])  # sums are what can be rounded wrongly
+    for entry, op in zip(algorithms("all_reduce"), ops, strict=False):
         case = Case(
             "all_reduce", entry.name, op=op, dtype=dtype, wire_dtype=wire_dtype, kind="rough"
         )
@@ -602,6 +604,7 @@ def test_no_split_sizes_and_empty_ones_mean_equal_pieces():
 # --- segments -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_bytes", [1, 8, 24, 1 << 20])
 @pytest.mark.parametrize(
     "collective", [c for c in COLLECTIVES if c not in ("barrier", "all_to_all")]

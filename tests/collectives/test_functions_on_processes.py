@@ -77,12 +77,12 @@ def test_every_algorithm_in_pieces_through_shared_memory(pool, world_size: int):
 
 @pytest.mark.parametrize(
     "transport, world_size",
-    [("gloo", 3), ("gloo", 4), ("ucx", 3), ("shared", 2), ("shared", 3), ("shared", 4)],
+    [("gloo", 3), ("ucx", 3), ("shared", 2), ("shared", 4)],
 )
 def test_every_algorithm_at_every_length(pool, transport: str, world_size: int):
     """Each algorithm in and out of place, from every root, up to a length that is cut."""
     near: tuple[int, ...] = (0, 1, world_size - 1, world_size, world_size + 1, 1000)
-    if transport == "ucx":  # the plans are those over gloo
+    if transport != "gloo":  # the plans are those over gloo
         near = near[-2:]
     batch = [
         (

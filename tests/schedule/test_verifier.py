@@ -401,7 +401,7 @@ def test_what_is_proved_is_right_where_run(algorithm: Algorithm, world_size: int
 def test_a_fatal_mutation_fails(algorithm: Algorithm, world_size: int) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
     for kind, mutate in FATAL.items():
-        mutants = some(mutate(schedule), 30, f"{name_of(algorithm)} {kind}")
+        mutants = some(mutate(schedule), 15, f"{name_of(algorithm)} {kind}")
         assert mutants, kind
         for what, mutant in mutants:
             error = failure(mutant, what)
@@ -418,7 +418,7 @@ def test_a_mutation_that_passes_is_equivalent(algorithm: Algorithm, world_size: 
     mutants = (
         (kind, *mutant)
         for kind, mutate in HARMFUL_OR_EQUIVALENT.items()
-        for mutant in some(mutate(schedule), 20, f"{name_of(algorithm)} {kind}")
+        for mutant in some(mutate(schedule), 10, f"{name_of(algorithm)} {kind}")
     )
     for kind, what, mutant in mutants:
         try:

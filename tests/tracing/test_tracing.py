@@ -72,6 +72,7 @@ def fail_after_one(group: LocalGroup, failing: int | None = None) -> None:
 # --- the picture ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry, world_size", each_on(1, 2, 5))
 def test_every_message_of_a_schedule_is_there_once(tmp_path, entry, world_size):
     collective, algorithm = entry.collective, entry.name
