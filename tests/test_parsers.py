@@ -45,18 +45,12 @@ from ringcoll.lab.formats import (
     topology_in,
 )
 from ringcoll.runtime.group import agreement
-from ringcoll.runtime.machine import (
-    algorithms_named,
-    place,
-    read_json,
-    read_text,
-    settings,
-    tuning,
-)
+from ringcoll.runtime.machine import place, settings
 from ringcoll.runtime.operation import Turn, Wait
-from ringcoll.runtime.transport import Faults, catalogue, costs_of, gloo
-from ringcoll.runtime.transport.base import meet
+from ringcoll.runtime.rendezvous import read_json, read_text
+from ringcoll.runtime.transport import Faults, catalogue, costs_of, gloo, meet
 from ringcoll.runtime.transport.shared import transport as shared
+from ringcoll.runtime.user_files import algorithms_named, tuning
 from ringcoll.runtime.watch import Lives, Monitor, Process, Running, read_record, related, report
 from ringcoll.schedules import Schedule, verify
 from ringcoll.schedules.algorithms import schedule_of
@@ -300,7 +294,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(text=documents(*FILES))
 def test_a_tuning_file(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
-    entries = outcome(TuningFileError, tuning.read, file)
+    entries = outcome(TuningFileError, tuning.read_tables, file)
     if isinstance(entries, TuningFileError):
         assert entries.path == str(file)
         assert tuning.find_table(file, "gloo", 4, 1, asked=False) is None
@@ -309,7 +303,7 @@ def test_a_tuning_file(file: Path, text: str) -> None:
         return
     for entry in entries:
         usable(entry.table)
-        tuning.update(file, entry)
+        tuning.update_tables(file, entry)
 
 
 @effort(30)
@@ -317,13 +311,13 @@ def test_a_tuning_file(file: Path, text: str) -> None:
 def test_a_tuning_file_of_bytes(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(TuningFileError):
-        tuning.read(file)
+        tuning.read_tables(file)
 
 
 def test_a_tuning_file_of_nothing_but_brackets(file: Path) -> None:
     file.write_text("[" * 200_000)
     with pytest.raises(TuningFileError, match="cannot be read: maximum recursion depth"):
-        tuning.read(file)
+        tuning.read_tables(file)
 
 
 # --- variables of the environment ------------------------------------------------------
@@ -485,8 +479,8 @@ def test_records_of_processes(text: str) -> None:
 def test_the_transport_and_the_host_of_a_rank(text: str) -> None:
     store = store_with("here/1", text)
     transport = gloo.GlooTransport(store, 0, 2)
-    hosts = outcome(TransportError, meet, store, transport, 1.0, lambda: False)
-    assert "rank 1 with" in str(hosts) if isinstance(hosts, TransportError) else len(hosts) == 2
+    met = outcome(TransportError, meet, store, transport, 1.0, lambda: False)
+    assert "rank 1 with" in str(met) if isinstance(met, TransportError) else len(met[0]) == 2
 
 
 PROCESS = (os.getppid(), "1", place(), None)

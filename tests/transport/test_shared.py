@@ -13,6 +13,7 @@ import torch
 
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.runtime.tensors.memory import may_write
 from ringcoll.runtime.transport import SharedMemory, catalogue
 from ringcoll.runtime.transport.shared import memory as shared_memory
 from ringcoll.runtime.transport.shared import transport as shared
@@ -21,7 +22,6 @@ from ringcoll.runtime.transport.shared.memory import (
     PIECES,
     SharedLayout,
     identity,
-    may_write,
     read_process,
 )
 from tests.programs import shared_memory as program

@@ -50,21 +50,18 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError, TransportError
 from ringcoll.runtime.machine import (
-    MESSAGES,
-    begun,
     hosts_of,
     is_address,
     is_loopback,
     own_address,
     place,
-    private,
     sockets,
-    started,
-    store_host,
-    with_threads,
 )
-from ringcoll.runtime.transport.around import staged_if_needed
-from ringcoll.runtime.transport.base import Handle, Message, Transport, meet, told_by
+from ringcoll.runtime.process import MESSAGES, call_in_thread, keep_in_forks, start_thread
+from ringcoll.runtime.rendezvous import own_connection, read_from_ranks, store_host
+from ringcoll.runtime.transport.base import Handle, Message, Transport
+from ringcoll.runtime.transport.meeting import meet
+from ringcoll.runtime.transport.staged import staged_if_needed
 
 Result = TypeVar("Result")
 _Address = tuple[str, int]
@@ -174,7 +171,7 @@ class GlooMesh(NamedTuple):
             store.set(f"{name}/{rank}", json.dumps(about))
             # To read what is not there yet would block the store for the monitor, too.
             who = rank, range(world_size), timeout_s, given_up
-            return told_by(store, name, *who, parse, since_s=since_s)
+            return read_from_ranks(store, name, *who, parse, since_s=since_s)
 
         about = {"place": place(), "way": _way(store)}
         told = tell("way", about, lambda each: (each["place"], each["way"])).values()
@@ -195,7 +192,7 @@ class GlooMesh(NamedTuple):
         options._threads = 2 * len(options._devices)  # torch's default
         options._timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
         make = partial(dist.ProcessGroupGloo, store, rank, world_size, options)
-        group = begun(lambda: with_threads(make()), MESSAGES)
+        group = call_in_thread(lambda: keep_in_forks(make()), MESSAGES)
         try:
             # Where no answer comes from an address, gloo may try for longer than its time limit.
             while not wait([group], _LOOK_S).done and time.monotonic() < deadline + _LATE_S:
@@ -245,7 +242,7 @@ class _Aside:
         """Call a function, and raise what it raises."""
         if self._thread is None:
             try:
-                self._thread = started(self._serve, "ringcoll-gloo")
+                self._thread = start_thread(self._serve, "ringcoll-gloo")
             except GroupBrokenError:  # the program ends
                 return function()
         future, over = Future[Result](), threading.Event()
@@ -312,12 +309,17 @@ class GlooTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Make the group; see `Transport.connect`."""
         deadline, given_up = time.monotonic() + timeout_s, lambda: self._aborted
-        self.hosts = meet(self._meeting, self, timeout_s, given_up)
+        self.hosts, _ = meet(self._meeting, self, timeout_s, given_up)
         try:
-            store, left_s, loops = private(self._store), deadline - time.monotonic(), _loops()
+            store, left_s, loops = (
+                own_connection(self._store),
+                deadline - time.monotonic(),
+                _loops(),
+            )
         except TransportError as error:
             raise TransportError(f"rank {self.rank} could not connect: {error}") from error
-        mesh = GlooMesh.connect(store, self.rank, self.world_size, max(left_s, 0.001), given_up)
+        left_s = max(deadline - time.monotonic(), 0.001)
+        mesh = GlooMesh.connect(store, self.rank, self.world_size, left_s, given_up)
         self._group, self._addresses = mesh
         self._group._set_default_timeout(timedelta(seconds=timeout_s))
         _wake_gently(_loops() - loops)  # by now each device's thread has its name

@@ -55,8 +55,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.runtime.machine import begun, ranks_may_share_gpus, read_text, started
-from ringcoll.runtime.transport.base import Handle, Message, Transport, meet
+from ringcoll.runtime.machine import ranks_may_share_gpus
+from ringcoll.runtime.process import call_in_thread, start_thread
+from ringcoll.runtime.rendezvous import read_text
+from ringcoll.runtime.transport.base import Handle, Message, Transport
+from ringcoll.runtime.transport.meeting import meet
 from ringcoll.runtime.transport.streams import beside, gpu, nccl_version
 
 _log = logging.getLogger("ringcoll")
@@ -165,7 +168,7 @@ class Ending:
     def __init__(self, group: Any, device: torch.device) -> None:
         self._group, self._ended = group, False
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._thread = started(_call, "ringcoll-nccl-end", self._calls, device)
+        self._thread = start_thread(_call, "ringcoll-nccl-end", self._calls, device)
         # If nobody ends the group, the thread ends with this object.
         weakref.finalize(self, self._calls.put, lambda: None).atexit = False
 
@@ -238,10 +241,10 @@ class NcclTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Connect all ranks; see `Transport.connect`."""
         self._store.set(f"gpu/{self.rank}", self._gpu or "")
-        self.hosts = meet(self._store, self, timeout_s, lambda: self._aborted)
+        self.hosts, _ = meet(self._store, self, timeout_s, lambda: self._aborted)
         self._check_gpus()
         # Of those who wait in it, NCCL wakes nobody: that thread stays behind.
-        connected = begun(self._make_communicator)
+        connected = call_in_thread(self._make_communicator)
         deadline = time.monotonic() + timeout_s
         while not connected.done():
             if self._aborted:

@@ -93,15 +93,9 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.runtime.machine import cores, expandable_segments
-from ringcoll.runtime.transport.base import (
-    Handle,
-    Message,
-    Transport,
-    devices_of,
-    meet,
-    settle,
-    told_by,
-)
+from ringcoll.runtime.rendezvous import read_from_ranks
+from ringcoll.runtime.transport.base import Handle, Message, Transport, devices_of, settle
+from ringcoll.runtime.transport.meeting import meet
 
 # A host that vanishes is missed after 3 + 5 * 1 seconds of silence; short outages are not.
 _KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
@@ -312,7 +306,7 @@ class UcxTransport(Transport):
         since_s = time.monotonic()
         deadline = since_s + timeout_s
         given_up = lambda: self._aborted  # noqa: E731
-        self.hosts = meet(store, self, timeout_s, given_up)
+        self.hosts, _ = meet(store, self, timeout_s, given_up)
         own_host = self.hosts[self.rank]
         try:
             with current(self._device):
@@ -342,7 +336,7 @@ class UcxTransport(Transport):
             for peer, host in enumerate(self.hosts)
             if peer != self.rank and not (self.is_far and host == own_host)
         ]
-        self._abouts = told_by(
+        self._abouts = read_from_ranks(
             store, "ucx", self.rank, peers, timeout_s, given_up, _about, since_s=since_s
         )
         self._watch_peers(peers)

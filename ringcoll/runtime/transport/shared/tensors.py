@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.runtime.machine import free_bytes
-from ringcoll.runtime.transport.base import with_memory
+from ringcoll.runtime.tensors import with_memory
 from ringcoll.runtime.transport.shared.memory import Identity, SharedMemory, identity, release_pages
 
 _LEAST = 32 << 10  # bytes from which on a storage is worth a region: shorter messages are copied

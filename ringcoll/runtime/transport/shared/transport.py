@@ -37,17 +37,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.runtime.machine import as_json, cores, free_bytes, read_all, read_text
-from ringcoll.runtime.transport.around import OutOfReachError, PairsTransport
+from ringcoll.runtime.machine import cores, free_bytes
+from ringcoll.runtime.rendezvous import await_ranks, parse_json, read_text, read_texts
 from ringcoll.runtime.transport.base import (
     Handle,
     Message,
     NotYetError,
     Transport,
-    await_peers,
     bytes_at,
-    meet_telling,
 )
+from ringcoll.runtime.transport.meeting import meet
+from ringcoll.runtime.transport.pairs import OutOfReachError, PairsTransport
 from ringcoll.runtime.transport.shared.channel import (
     FENCES,
     PeerChannel,
@@ -293,7 +293,7 @@ class SharedTransport(Transport):
                 ctypes.addressof(secret),
                 self.exchanges_to,
             )
-            self.hosts, abouts = meet_telling(store, self, timeout_s, given_up, json.dumps(own))
+            self.hosts, abouts = meet(store, self, timeout_s, given_up, json.dumps(own))
             here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
             if len(here) > cores():
                 self._spins, self._is_crowded = _CROWDED_SPINS, True
@@ -303,7 +303,7 @@ class SharedTransport(Transport):
             self._pieces = Pieces(self._memory, places.pieces, places.num_pieces)
             self._board = Board(rank, self._memory, places.board)
             others = [peer for peer in here if peer != rank]
-            peers = {peer: as_json(f"here/{peer}", abouts[peer], _About.of) for peer in others}
+            peers = {peer: parse_json(f"here/{peer}", abouts[peer], _About.of) for peer in others}
             reasons = [self._open(peer, about, places) for peer, about in peers.items()]
             # All ranks have to know, as all of them take another transport then.
             store.set(f"unopened/{rank}", "; ".join(filter(None, reasons)))
@@ -311,9 +311,9 @@ class SharedTransport(Transport):
             if came % _FAILED == self.world_size:
                 store.set("all opened", str(came // _FAILED))
             keys = {peer: f"unopened/{peer}" for peer in everyone}
-            await_peers(store, rank, keys, deadline, timeout_s, given_up, last_key="all opened")
+            await_ranks(store, rank, keys, deadline, timeout_s, given_up, last_key="all opened")
             if read_text(store, "all opened") != "0":
-                why = "; ".join(filter(None, read_all(store, [*keys.values()])))
+                why = "; ".join(filter(None, read_texts(store, [*keys.values()])))
                 raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
             for channel in self._channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
