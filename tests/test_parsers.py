@@ -50,7 +50,7 @@ from ringcoll.runtime.operation import Turn, Wait
 from ringcoll.runtime.rendezvous import read_json, read_text
 from ringcoll.runtime.transport import Faults, catalogue, costs_of, gloo, meet
 from ringcoll.runtime.transport.shared import transport as shared
-from ringcoll.runtime.user_files import algorithms_named, tuning
+from ringcoll.runtime.user_files import algorithms_named, forced_rules, tuning
 from ringcoll.runtime.watch import Lives, Monitor, Process, Running, read_record, related, report
 from ringcoll.schedules import Schedule, verify
 from ringcoll.schedules.algorithms import schedule_of
@@ -357,7 +357,7 @@ def test_variables(text: str) -> None:
             assert isinstance(name, ArgumentError) or name in ("auto", *catalogue.names(kind))
         engine = outcome(ArgumentError, settings.reduction)
         assert isinstance(engine, ArgumentError) or engine in ("auto", "cupy", "torch")
-        rules = outcome(RingcollError, settings.forced_rules, settings.forced_text())
+        rules = outcome(RingcollError, forced_rules, settings.forced_text())
         assert not isinstance(rules, RulesError) or rules.source == FORCED
         path = outcome(TuningFileError, settings.tuning_file)
         if not isinstance(path, TuningFileError):
@@ -479,8 +479,8 @@ def test_records_of_processes(text: str) -> None:
 def test_the_transport_and_the_host_of_a_rank(text: str) -> None:
     store = store_with("here/1", text)
     transport = gloo.GlooTransport(store, 0, 2)
-    met = outcome(TransportError, meet, store, transport, 1.0, lambda: False)
-    assert "rank 1 with" in str(met) if isinstance(met, TransportError) else len(met[0]) == 2
+    hosts = outcome(TransportError, meet, store, transport, 1.0, lambda: False)
+    assert "rank 1 with" in str(hosts) if isinstance(hosts, TransportError) else len(hosts) == 2
 
 
 PROCESS = (os.getppid(), "1", place(), None)

@@ -453,8 +453,8 @@ def test_a_rank_reads_no_files_that_only_rank_0_names(monkeypatch: pytest.Monkey
         readers.append((threading.current_thread().name, text))
         return forced_rules(text)
 
-    forced_rules = settings.forced_rules
-    monkeypatch.setattr(settings, "forced_rules", noted)
+    forced_rules = agreement.forced_rules
+    monkeypatch.setattr(agreement, "forced_rules", noted)
     on_named_ranks(3)
     assert sorted(readers) == [("0", "ring"), ("1", "ring")]
 

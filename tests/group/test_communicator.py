@@ -45,8 +45,8 @@ def test_who_gives_up_while_the_ranks_connect_is_heard(
     store = dist.HashStore()
     members: dict[int, Communicator] = {}
 
-    def give_up(store: dist.Store, transport: Transport, *how: Any) -> Any:
-        met = meet(store, transport, *how)
+    def give_up(store: dist.Store, transport: Transport, *how: Any) -> tuple[int, ...]:
+        hosts = meet(store, transport, *how)
         member = members[transport.rank]
         if member.rank == 0 and by_monitor:
             member.monitor.error = MismatchError("two calls", peer=1, mine="this", theirs="that")
@@ -54,7 +54,7 @@ def test_who_gives_up_while_the_ranks_connect_is_heard(
             member.monitor.on_break()
         elif member.rank == 0:
             member.abort()
-        return met
+        return hosts
 
     monkeypatch.setattr(gloo, "meet", give_up)
 

@@ -23,8 +23,8 @@ from ringcoll.runtime.transport import (
     LocalTransport,
     NcclTransport,
     Transport,
-    base,
     catalogue,
+    meet,
     nccl,
     staged,
     streams,
@@ -231,7 +231,7 @@ def test_a_rank_that_lacks_what_others_have_says_why(monkeypatch: pytest.MonkeyP
         transport: Any = SimpleNamespace(
             rank=rank, world_size=2, name=["gloo", "ucx"][rank], verifies=False
         )
-        base.meet_telling(store, transport, 10, lambda: False, "")
+        meet(store, transport, 10, lambda: False)
 
     lacks, has = map(str, together(2, main))
     assert "rank 0 came with transport gloo" in lacks

@@ -168,7 +168,7 @@ def test_other_processors_have_to_be_asked_for(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_unknown_processors_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shared_memory, "_FUTEX", -1)
+    monkeypatch.setattr(shared_memory, "FUTEX", -1)
     shared_memory.missing_means.cache_clear()
     with pytest.raises(ArgumentError, match="needs x86-64 or aarch64"):
         shared.check()

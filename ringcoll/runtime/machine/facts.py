@@ -14,6 +14,7 @@ import stat
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -205,25 +206,18 @@ def hosts_of(places: Sequence[str]) -> tuple[int, ...]:
 
 
 def _resident() -> int:
-    """The largest resident size since the last call; it begins again when ``5`` is written.
+    """The largest resident size of the process since the last call, to some 100 KiB.
 
-    It is the size of the whole process, torch's libraries included, to some 100 KiB: the kernel
-    counts in batches of pages (Linux, ``proc_pid_clear_refs(5)``). Memory that was freed, and that
-    malloc has kept and gives out again, does not show. ``ru_maxrss`` begins again with it.
+    The kernel counts in batches of pages (Linux, ``proc_pid_clear_refs(5)``). Memory that malloc
+    has kept, and gives out again, does not show. ``ru_maxrss`` begins again with it.
     """
     # Without `pathlib`, which takes as long as the kernel does: 20 us instead of 40.
-    file = os.open(f"{_PROCESS}/status", os.O_RDONLY)
-    try:
-        size = re.search(rb"VmHWM:\s*(\d+) kB", os.read(file, 1 << 14))
-    finally:
-        os.close(file)
+    with FileIO(f"{_PROCESS}/status") as file:
+        size = re.search(rb"VmHWM:\s*(\d+) kB", file.read(1 << 14))
     if size is None:
         raise OSError("the kernel does not tell VmHWM")
-    file = os.open(f"{_PROCESS}/clear_refs", os.O_WRONLY)
-    try:
-        os.write(file, b"5")
-    finally:
-        os.close(file)
+    with FileIO(f"{_PROCESS}/clear_refs", "w") as file:
+        file.write(b"5")
     return 1024 * int(size[1])
 
 

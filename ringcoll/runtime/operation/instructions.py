@@ -59,23 +59,12 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Lengths and places of the blocks of a collective.
+    """Lengths and places of the blocks of a collective."""
 
-    Parameters
-    ----------
-    lengths
-        (block, numel) of every block that this rank has to know.
-    split_input, split_output
-        Whether each block is a tensor of its own, as in list forms; otherwise all blocks
-        lie end to end in a single tensor.
-    in_place
-        Whether blocks that are both input and output share their memory.
-    """
-
-    lengths: tuple[tuple[int, int], ...]
-    split_input: bool = False
+    lengths: tuple[tuple[int, int], ...]  # (block, numel) of every block that this rank has to know
+    split_input: bool = False  # each block is a tensor, and does not lie in a single one end to end
     split_output: bool = False
-    in_place: bool = False
+    in_place: bool = False  # blocks that are both input and output share their memory
 
 
 def _align(numel: int) -> int:
@@ -110,14 +99,12 @@ class Memory:
     def _lay_out(
         self, space: Space, blocks: Sequence[int], split: bool
     ) -> dict[int, tuple[Space, int, int]]:
-        """(space, part, offset) of each block."""
         if split:
             return {block: (space, part, 0) for part, block in enumerate(blocks)}
         starts = accumulate((self.length[block] for block in blocks), initial=0)
         return {block: (space, 0, start) for block, start in zip(blocks, starts, strict=False)}
 
     def _region(self, ref: Ref, segment: int) -> Region:
-        """The memory of one segment of a chunk or slot."""
         block, piece = divmod(ref.chunk, self.per_block)
         try:
             length = self.length[block]

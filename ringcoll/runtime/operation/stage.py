@@ -37,39 +37,18 @@ class Flat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The way from the tensors of a call to the flat tensors of a schedule.
+    """The way from the tensors of a call, which have numbers, to the flat tensors of a schedule."""
 
-    Parameters
-    ----------
-    inputs, outputs
-        For each flat tensor, the numbers of the call's tensors that it holds, end to end.
-    plain
-        For each of the call's tensors, whether its memory can be used as it is.
-    numels
-        Elements of each of the call's tensors.
-    nbytes
-        Bytes of all tensors together.
-    one_copy
-        Whether input and output are the same tensor, and one flat tensor serves as both.
-    written
-        Numbers of the tensors that get a result which they do not have yet. Other memory of the
-        call is only read.
-    counted
-        Numbers of the tensors whose version moves, so that autograd sees that they are written.
-    reduction, engine
-        Meaning of ``(+)``, and the engine that computes it; ``None`` if data are only moved.
-    """
-
-    inputs: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[int, ...], ...]  # for each flat tensor, those that it holds, end to end
     outputs: tuple[tuple[int, ...], ...]
-    plain: tuple[bool, ...]
+    plain: tuple[bool, ...]  # for each tensor, whether its memory can be used as it is
     numels: tuple[int, ...]
-    nbytes: int
+    nbytes: int  # of all tensors together
     dtype: torch.dtype
-    one_copy: bool
-    written: tuple[int, ...]
-    counted: tuple[int, ...]
-    reduction: Reduction | None
+    one_copy: bool  # input and output are the same tensor, and one flat tensor serves as both
+    written: tuple[int, ...]  # tensors that get a result; other memory of the call is only read
+    counted: tuple[int, ...]  # tensors whose version moves, so that autograd sees the writes
+    reduction: Reduction | None  # ``None`` if data are only moved
     engine: Engine = TORCH
 
     @property
@@ -85,7 +64,7 @@ class Stage:
     @property
     def is_direct(self) -> bool:
         """Whether the schedule runs on the tensors' own memory, without a copy."""
-        return not (self.scales or self.converts) and all(
+        return self._moves and all(
             len(numbers) == 1 and self.plain[numbers[0]]
             for numbers in (*self.inputs, *self.outputs)
         )
@@ -140,7 +119,7 @@ class Stage:
     @property
     def _moves(self) -> bool:
         """Whether tensors are copied as they are, without arithmetic or rounding."""
-        return self.reduction is None or (self.reduction.shares_memory and not self.scales)
+        return not (self.scales or self.converts)
 
     def _is_moved(self, tensor: Tensor, number: int) -> bool:
         """Whether a tensor's bytes, as they lie in memory, are what the schedule works on."""
@@ -161,10 +140,7 @@ class Stage:
         return encode
 
     def _store(self, piece: Tensor, tensor: Tensor, number: int) -> Callable[[Tensor], object]:
-        """A function that copies a result out, and leaves the tensor's version as it is.
-
-        Where torch's collectives move it, ``counted`` has the tensor.
-        """
+        """A function that copies a result out, and leaves the tensor's version to ``counted``."""
         shape, reduction = tensor.shape, self.reduction
         if reduction is not None and not reduction.shares_memory:
             return lambda tensor: tensor.data.copy_(reduction.decode(piece).view(shape))
@@ -190,10 +166,7 @@ def _moved(piece: Tensor) -> tuple[Callable[[Tensor], object], Callable[[Tensor]
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """View the memory of a plain tensor as a vector.
-
-    The vector does not keep a CPU tensor alive, and has neither inference mode nor autograd.
-    """
+    """A plain tensor as a vector, which keeps no CPU tensor alive, and has no inference mode."""
     if has_streams(tensor.device) or not tensor.nbytes:
         return tensor.data.view(-1)  # its version is not the tensor's
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())

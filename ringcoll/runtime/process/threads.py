@@ -52,7 +52,7 @@ def _run_last() -> None:
 
 
 def _end() -> None:
-    """Join threads, which is the first that Python does at its end; then do what follows, in order.
+    """Join threads, as Python does first at its end; then call the functions of `at_end` as well.
 
     `atexit` has no way to register a function that comes after those that are registered already.
     """

@@ -91,22 +91,9 @@ def with_memory(
     """The dense tensor in whose memory the elements of a user's tensor lie.
 
     It is the tensor itself; or, for a tensor of a class that dispatches operators, the tensor that
-    the class hands to an operator. It has been waited for.
-
-    Parameters
-    ----------
-    tensor
-        Argument of the user, unchecked.
-    rank, argument
-        Rank and name of the argument, for the error.
-    is_written
-        Whether the memory is going to be written.
-
-    Raises
-    ------
-    ArgumentError
-        The argument is no tensor, is not dense, or has no memory; or it is going to be written, and
-        its memory can only be read.
+    the class hands to an operator. It has been waited for. Raises `ArgumentError`, with the rank
+    and the name of the argument, if that is no tensor, is not dense, or has no memory; or if it
+    ``is_written``, and its memory can only be read.
     """
     if not isinstance(tensor, Tensor):
         raise ArgumentError("not a tensor", argument, "a torch.Tensor", type(tensor), rank)
@@ -136,14 +123,11 @@ def with_memory(
 
 
 def _has_own_dispatch(tensor: Tensor) -> bool:
-    """Whether a tensor's class says itself what operators do."""
     kind: Any = type(tensor)
     return bool(kind.__torch_dispatch__ is not _NO_DISPATCH)
 
 
 class _Arrived(threading.local):
-    """The tensors that have arrived at the operator in this thread."""
-
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
 

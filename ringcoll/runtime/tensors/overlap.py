@@ -129,10 +129,7 @@ def share_memory(tensors: Sequence[Tensor]) -> bool:
 
 
 def _array(tensor: Tensor, shape: Sequence[int], strides: Sequence[int], *outer: int) -> Any:
-    """An array in the place of a tensor, of any dtype and device, for questions about its place.
-
-    ``outer`` are strides in bytes of dimensions before the tensor's.
-    """
+    """An array in the place of a tensor of any device; ``outer`` are strides of more dimensions."""
     nbytes = (*outer, *(stride * tensor.itemsize for stride in strides))
     # Dimensions of one element say nothing; numpy has at most 64 dimensions, or 32.
     places = [place for place in zip(shape, nbytes, strict=True) if place[0] > 1]
@@ -150,7 +147,6 @@ def _array(tensor: Tensor, shape: Sequence[int], strides: Sequence[int], *outer:
 
 
 def _overlaps_itself(array: Any) -> bool:
-    """Whether two elements of an array share memory."""
     for _ in range(array.ndim):
         while len(array) > 1:
             half = -(-len(array) // 2)

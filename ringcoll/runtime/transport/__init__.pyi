@@ -6,6 +6,7 @@ from .base import Exchange as Exchange
 from .base import Handle as Handle
 from .base import Message as Message
 from .base import NotYetError as NotYetError
+from .base import Start as Start
 from .base import Transport as Transport
 from .base import settle as settle
 from .catalogue import costs_of as costs_of

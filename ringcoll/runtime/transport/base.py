@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -30,6 +31,8 @@ from ringcoll.errors import TransportError
 
 Handle = object
 """A message on its way: `Transport.post` returns it, and `Transport.wait` takes it."""
+Start = Callable[[int], list[Handle]]
+"""Starts messages that `Transport.bind` has made ready."""
 
 
 class Message(NamedTuple):
@@ -137,9 +140,7 @@ class Transport(Protocol):
             The ranks could not be connected, or `abort` was called.
         """
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; return a callable that starts them, any number of times.
 
         The callable takes a number of 31 bits, which is mixed into the tags (exclusive or), and
@@ -278,6 +279,11 @@ def bytes_at(address: int, nbytes: int) -> memoryview:
     if not nbytes:
         return memoryview(bytearray())
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def left_s(deadline: float) -> float:
+    """Seconds until a deadline of ``time.monotonic``; a moment at least, for a last look."""
+    return max(deadline - time.monotonic(), 0.001)
 
 
 def settle(devices: Iterable[torch.device]) -> None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.runtime.rendezvous import absent_error
-from ringcoll.runtime.transport.base import Handle, Message, Transport, devices_of, settle
+from ringcoll.runtime.transport.base import Handle, Message, Start, Transport, devices_of, settle
 
 
 @dataclass(eq=False)
@@ -137,9 +137,7 @@ class LocalTransport(Transport):
         if missing:
             raise absent_error(rank, missing, timeout_s)
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`."""
         devices = devices_of((*receives, *sends))
 

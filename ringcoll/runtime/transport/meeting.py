@@ -16,13 +16,9 @@ from ringcoll.runtime.transport.base import Transport
 
 
 def meet(
-    store: dist.Store,
-    transport: Transport,
-    timeout_s: float,
-    given_up: Callable[[], bool],
-    text: str = "",
-) -> tuple[tuple[int, ...], list[str]]:
-    """Wait for every rank; return the number of each rank's host, and the text of every rank.
+    store: dist.Store, transport: Transport, timeout_s: float, given_up: Callable[[], bool]
+) -> tuple[int, ...]:
+    """Wait for every rank, with the same transport and version; return their host numbers.
 
     Parameters
     ----------
@@ -35,8 +31,6 @@ def meet(
         Time limit in seconds.
     given_up
         Function that says whether the wait is in vain.
-    text
-        This rank's text for the others.
 
     Raises
     ------
@@ -47,6 +41,17 @@ def meet(
     PeerLostError
         ``given_up`` has returned ``True``.
     """
+    return meet_with_texts(store, transport, timeout_s, given_up, "")[0]
+
+
+def meet_with_texts(
+    store: dist.Store,
+    transport: Transport,
+    timeout_s: float,
+    given_up: Callable[[], bool],
+    text: str,
+) -> tuple[tuple[int, ...], list[str]]:
+    """As `meet`, and give this rank's text to the others; return the texts of all ranks, too."""
     rank, world_size = transport.rank, transport.world_size
     keys = {peer: f"here/{peer}" for peer in range(world_size)}
     how = " with verify_messages" if transport.verifies else ""

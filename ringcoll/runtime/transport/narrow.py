@@ -12,14 +12,14 @@ working copies, never the user's memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ringcoll.runtime.reduction import TORCH, Engine
-from ringcoll.runtime.transport.base import AroundTransport, Handle, Message, Transport
+from ringcoll.runtime.transport.base import AroundTransport, Handle, Message, Start, Transport
 
 
 class _Arriving(NamedTuple):
@@ -37,9 +37,7 @@ class NarrowTransport(AroundTransport):
         super().__init__(below)
         self._wire_dtype, self._engine = wire_dtype, engine
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`."""
         arriving, leaving = [*map(self._narrow, receives)], [*map(self._narrow, sends)]
         start = self.below.bind(arriving, leaving)

@@ -25,7 +25,14 @@ from torch import Tensor
 
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.runtime.transport import catalogue
-from ringcoll.runtime.transport.base import AroundTransport, Handle, Message, Transport
+from ringcoll.runtime.transport.base import (
+    AroundTransport,
+    Handle,
+    Message,
+    Start,
+    Transport,
+    left_s,
+)
 
 _log = logging.getLogger("ringcoll")
 
@@ -36,8 +43,6 @@ class OutOfReachError(TransportError):
 
 @dataclass(slots=True)
 class _Far:
-    """A message between hosts."""
-
     handle: Handle
     tensor: Tensor
     is_complete: bool = False
@@ -99,7 +104,7 @@ class PairsTransport(AroundTransport):
                 self.name, far.verifies = far.name, self.verifies
             if self._aborted:  # before there was anything to reach
                 raise self._gave_up()
-            far.connect(max(deadline - time.monotonic(), 0.001))
+            far.connect(left_s(deadline))
             if is_in_reach:
                 self._near.beside = self._move_far
             else:
@@ -116,9 +121,7 @@ class PairsTransport(AroundTransport):
     def _gave_up(self) -> PeerLostError:
         return PeerLostError(f"rank {self.rank} gave up meeting the others")
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`."""
         assert self._far is not None
         hosts, own = self.hosts, self.hosts[self.rank]

@@ -20,17 +20,15 @@ Pieces follow from the number of bytes alone, so both ends cut alike. They are s
 the message's tag: within a tag order matches. An empty message is one empty piece. Both ends of a
 message have to stage it: both have a CUDA tensor, or neither.
 
-No rank waits for a peer while it holds a pinned piece. The piece is held for two copies, which take
-only this rank's GPU and host. If it were held until a peer has sent or taken it, ranks could wait
-for each other in a circle, although all their messages are posted: a peer that comes late would
-hold all pieces, and the one that this peer waits for would get none. A wait below cannot be polled,
-either (gloo): a rank cannot wait for several messages at once. So all receives are posted below
-when they are posted here, sends as soon as the GPU has copied them, and no message waits for the
-wait of another. That costs one more copy in host memory at each end.
+No rank waits for a peer while it holds a pinned piece: ranks could wait for each other in a circle
+although all messages are posted, as a late peer would hold all pieces. The piece is held for two
+copies, which take only this rank's GPU and host. A wait below cannot be polled, either (gloo). So
+all receives are posted below at once, sends as soon as the GPU has copied them, and no message
+waits for the wait of another. That costs one more copy in host memory at each end.
 
 - *Sends.* Downloads run on a stream of the transport's own, which first waits for what was enqueued
   on the current stream before the post. If a post has no more pieces than the window, the thread
-  that posts sees to them. Otherwise a thread of the transport does, until nothing is left; it never
+  that posts copies them. Otherwise a thread of the transport does, until nothing is left; it never
   waits for a peer. All sends go the same way as long as it runs, so that their order is kept.
 - *Receives.* `StagedTransport.wait` waits for one piece after the other, copies it into the window,
   and enqueues its copy to the device on the current stream.
@@ -44,7 +42,7 @@ import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -53,7 +51,14 @@ from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.runtime.process import start_thread
-from ringcoll.runtime.transport.base import AroundTransport, Handle, Message, Transport
+from ringcoll.runtime.transport.base import (
+    AroundTransport,
+    Handle,
+    Message,
+    Start,
+    Transport,
+    left_s,
+)
 
 # The copy of one piece at either end overlaps with nothing: some 0.1 ms each at 20 GB/s. A piece
 # also costs a message below, 0.1 ms over gloo, which takes 2 ms to move so many bytes.
@@ -143,8 +148,6 @@ class _Piece(NamedTuple):
 
 
 class _Flight:
-    """A message on its way."""
-
     __slots__ = ("after", "num_left", "peer", "pieces", "tag", "tensor")
 
     def __init__(self, message: Message, mixed: int, after: torch.cuda.Event | None = None) -> None:
@@ -210,9 +213,7 @@ class StagedTransport(AroundTransport):
             self._leaving.clear()
             self._changed.notify_all()
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`. Host memory is taken when they are posted."""
         post = partial(self._post, receives, sends)
         if any(self._stages(message.tensor) for message in (*receives, *sends)):
@@ -234,7 +235,7 @@ class StagedTransport(AroundTransport):
                 self._wait_until_sent(handle, timeout_s)
             while handle.pieces:
                 below, host, into = handle.pieces[0]
-                self.below.wait(below, max(deadline - time.monotonic(), 0.001))
+                self.below.wait(below, left_s(deadline))
                 handle.pieces.popleft()
                 if into is not host:
                     self._upload(host, into)
@@ -244,7 +245,6 @@ class StagedTransport(AroundTransport):
         self._flying.discard(handle)
 
     def _wait_until_sent(self, flight: _Flight, timeout_s: float) -> None:
-        """Wait until all pieces of a message are on their way below."""
         with self._changed:
             self._changed.wait_for(lambda: not flight.num_left or self._is_broken(), timeout_s)
             if not flight.num_left:
@@ -259,7 +259,6 @@ class StagedTransport(AroundTransport):
         return self._is_aborted or self._error is not None
 
     def _check(self) -> None:
-        """Raise the error that has kept messages from being sent."""
         if self._error is not None:
             raise self._error
 

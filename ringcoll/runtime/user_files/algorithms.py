@@ -109,11 +109,8 @@ def is_reference(text: str) -> bool:
 def algorithms_named(reference: str) -> tuple[UserModule, list[Algorithm]]:
     """Import a module, and find the algorithm that a reference names, for each collective.
 
-    Parameters
-    ----------
-    reference
-        ``module:algorithm`` or ``path/file.py:algorithm``. The algorithm is the name under which it
-        is registered, or the name of its function.
+    The reference is ``module:algorithm`` or ``path/file.py:algorithm``, with the name under which
+    the algorithm is registered, or the name of its function.
 
     Raises
     ------

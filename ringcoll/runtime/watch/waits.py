@@ -40,7 +40,7 @@ class UserMessage(NamedTuple):
     tag: int
     names: Names
 
-    def line_in_words(self, verb: str) -> str:
+    def in_words(self, verb: str) -> str:
         """What the message's rank does: it ``verb`` another one."""
         names, words = self.names, _WORDS[self.method].format(self.names.of(self.peer), self.tag)
         return f"{names.of(self.rank)} {verb} {words}{f' in {names.group}' * bool(names.members)}"

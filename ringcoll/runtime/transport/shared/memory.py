@@ -188,17 +188,7 @@ def reserve(nbytes: int) -> int:
 
 
 class SharedMemory:
-    """Memory that several processes map.
-
-    Attributes
-    ----------
-    data : memoryview of bytes
-        The memory.
-    words : memoryview of 8-byte numbers
-        The same memory.
-    address
-        Address of the memory in this process.
-    """
+    """Memory that several processes map: as bytes, and as 8-byte words; and its address here."""
 
     def __init__(self, descriptor: int, nbytes: int, *, is_written: bool = True) -> None:
         access = _READ | _WRITE if is_written else _READ
@@ -217,12 +207,8 @@ class SharedMemory:
     def create(cls, nbytes: int, taken: int) -> tuple[SharedMemory, int]:
         """Make memory, of which the first bytes ``taken`` are allocated at once.
 
-        Return it, and a descriptor, which the caller closes when all have opened the memory.
-
-        Raises
-        ------
-        OSError
-            There is not so much memory.
+        Return it, and a descriptor, which the caller closes when all have opened the memory. Raises
+        ``OSError`` if there is not so much memory.
         """
         descriptor = reserve(nbytes)
         try:
@@ -249,12 +235,9 @@ class SharedMemory:
     ) -> SharedMemory:
         """Open memory of another process, or its first ``nbytes``, by process and descriptor.
 
-        Raises
-        ------
-        OSError
-            The process has ended, belongs to another user, or has closed the descriptor, or the
-            kernel does not allow it; or what is to be written to is not memory that `create` has
-            made.
+        Raises ``OSError`` if the process has ended, belongs to another user, or has closed the
+        descriptor; if the kernel does not allow it; or if the memory is to be written, and `create`
+        has not made it.
         """
         name = Path(f"/proc/{pid}/fd/{descriptor}")
         # By a wrong number, a file could be written that the user has open somewhere.
