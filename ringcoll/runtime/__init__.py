@@ -5,7 +5,7 @@
 `process`       threads of the process, their calls, and the lines that they are in
 `rendezvous`    how processes reach each other: stores, lines, mailboxes
 `user_files`    algorithms and tables of costs in files of a user
-`tensors`       what may be wrong with a user's tensors: memory, overlap
+`tensors`       checks of a user's tensors: memory, overlap
 `reduction`     operators, and the engines that compute them
 `transport`     messages between two ranks: one file a transport
 `operation`     from a request to a flat list of instructions, which run

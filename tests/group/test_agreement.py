@@ -33,7 +33,7 @@ from ringcoll.runtime.group.message_costs import measure
 from ringcoll.runtime.machine import settings
 from ringcoll.runtime.reduction import resolve
 from ringcoll.runtime.transport import Hub, LocalTransport, costs_of
-from ringcoll.runtime.user_files import Tuned, update_tables
+from ringcoll.runtime.user_files import Tuned, forced_rules, update_tables
 from ringcoll.schedules import OperandOrder
 from ringcoll.schedules.cost import (
     Parameters,
@@ -453,7 +453,6 @@ def test_a_rank_reads_no_files_that_only_rank_0_names(monkeypatch: pytest.Monkey
         readers.append((threading.current_thread().name, text))
         return forced_rules(text)
 
-    forced_rules = agreement.forced_rules
     monkeypatch.setattr(agreement, "forced_rules", noted)
     on_named_ranks(3)
     assert sorted(readers) == [("0", "ring"), ("1", "ring")]

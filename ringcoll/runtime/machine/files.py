@@ -15,7 +15,7 @@ from typing import IO, Any
 _MOST_NBYTES = 1 << 28
 """Bytes of a file that is read as a whole: the text of a ring on 1,024 ranks has half as many."""
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""Where a pipe has its writer, as of a shell's ``<(...)``; elsewhere it may wait for ever."""
+"""Pipes that have a writer, as of a shell's ``<(...)``; others may wait for ever."""
 
 
 def json_text(value: Any, **options: Any) -> str:

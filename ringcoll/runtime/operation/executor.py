@@ -87,13 +87,11 @@ def bind(
     spaces = (inputs, outputs, work, work, work, narrow)
 
     def view(number: int) -> Tensor:
-        known = views.get(number)
-        if known is None:
-            space, part, offset, numel = regions[number]
-            whole = spaces[space][part]
-            known = whole if numel == whole.numel() else whole[offset : offset + numel]
-            views[number] = known
-        return known
+        if number not in views:
+            space, index, offset, numel = regions[number]
+            whole = spaces[space][index]
+            views[number] = whole if numel == whole.numel() else whole[offset : offset + numel]
+        return views[number]
 
     def message(item: tuple[int, int, int]) -> Message:
         peer, number, numel = item

@@ -170,14 +170,14 @@ class _Compiler:
         self.instructions += [wait for wait, _ in self.sends]
         # All working memory is one tensor, in which the areas lie one after the other.
         staging = (self.staging, *self.early_areas)
-        sizes = {(area.space, area.part): area.most for area in (*staging, self.packing)}
+        sizes = {(area.space, area.tensor): area.most for area in (*staging, self.packing)}
         sizes[Space.SCRATCH, 0] = self.memory.scratch_numel
         used = sum(sizes.values())
         starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         for area in staging:
-            starts[Space.ARRIVING, area.part] = starts[Space.STAGING, area.part]
+            starts[Space.ARRIVING, area.tensor] = starts[Space.STAGING, area.tensor]
         regions = tuple(
-            region._replace(part=0, offset=region.offset + starts[region[:2]])
+            region._replace(tensor=0, offset=region.offset + starts[region[:2]])
             if region[:2] in starts
             else region
             for region in self.numbers

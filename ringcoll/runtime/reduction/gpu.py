@@ -22,6 +22,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib import import_module, resources
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -236,20 +237,8 @@ _choosing = threading.Lock()
 _chosen: dict[str, Engine] = {}
 
 
-class _Stream(NamedTuple):
-    """A stream for CuPy's launcher, which reads the attribute ``ptr`` only."""
-
-    ptr: int
-
-
-_stream = cache(_Stream)
-
-
-def _import_cupy() -> Any:
-    """Import CuPy; warnings of an import are nobody's, even where the user makes them errors."""
-    with warnings.catch_warnings():  # it is process-wide: an import is short, and happens once
-        warnings.simplefilter("ignore")
-        return import_module("cupy")
+# CuPy's launcher reads the attribute ``ptr`` of a stream only.
+_stream = cache(lambda handle: SimpleNamespace(ptr=handle))
 
 
 def _unusable() -> str:
@@ -257,7 +246,7 @@ def _unusable() -> str:
     major = (torch.version.cuda or "13").partition(".")[0]
     advice = f"pip install 'ringcoll[cuda{major}]'"
     try:
-        cupy = _import_cupy()
+        cupy = import_module("cupy")
     except ImportError as error:
         return f"CuPy is not installed ({_in_one_line(error)}): {advice}"
     except Exception as error:  # noqa: BLE001  # a broken installation raises anything
@@ -267,10 +256,8 @@ def _unusable() -> str:
         if str(cuda) != major:
             return f"CuPy is built for CUDA {cuda}, torch for CUDA {torch.version.cuda}: {advice}"
         # A kernel needs NVRTC, CUDA's headers, a folder for the compiled kernel, and a driver that
-        # is new enough. CuPy warns of some of it; that must not be an error here.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _ = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
+        # is new enough.
+        _ = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
     except Exception as error:  # noqa: BLE001  # CuPy has many kinds of its own
         text = _in_one_line(error)
         return f"CuPy does not work here: {text}" + (f": {advice}" if "header" in text else "")
@@ -308,9 +295,11 @@ def _choose(wanted: str) -> Engine:
     assert wanted in ("auto", "cupy", "torch"), wanted
     if wanted == "torch":
         return Engine("it was asked for")
-    reason = _unusable()
+    with warnings.catch_warnings():  # CuPy's, even if the user makes them errors; process-wide
+        warnings.simplefilter("ignore")
+        reason = _unusable()
     if not reason:
-        return CupyEngine(_import_cupy(), required=wanted == "cupy")
+        return CupyEngine(import_module("cupy"), required=wanted == "cupy")
     if wanted == "cupy":
         raise MissingExtraError(reason)
     return Engine(reason)

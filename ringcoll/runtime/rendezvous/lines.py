@@ -233,8 +233,7 @@ def has_ended(address: Address) -> bool:
     return _own is not None and _own.has_ended(address)
 
 
-def _before_fork() -> None:
-    """Wait until no other thread has a socket that is in no line yet."""
+def _before_fork() -> None:  # no other thread has a socket that is in no line yet
     _making.acquire()
     if _own is not None:
         _own.lock.acquire()

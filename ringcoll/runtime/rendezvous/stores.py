@@ -101,22 +101,22 @@ def common_connection(store: dist.Store, name: str = "") -> dist.Store:
     if not isinstance(below, dist.TCPStore):
         return dist.PrefixStore(name, own_connection(store)) if name else own_connection(store)
     key = below.host, below.port, place()
-    known = _common.get(key)
+    connection = _common.get(key)
     try:
         if not name:
             name = store.compare_set("common", "", uuid.uuid4().hex).decode(errors="replace")
-        if known is not None:
-            known.check(["alive"])
+        if connection is not None:
+            connection.check(["alive"])
     except RuntimeError:  # the store is gone, or the one that was at its address before
-        known = None
-    if known is None:
-        known = own_connection(below)
-        if known is below:  # it is gone: see `own_connection`
+        connection = None
+    if connection is None:
+        connection = own_connection(below)
+        if connection is below:  # it is gone: see `own_connection`
             return store
         while len(_common) >= _MOST_COMMON:
             del _common[next(iter(_common))]
-        _common[key] = known
-    return dist.PrefixStore(name, known)
+        _common[key] = connection
+    return dist.PrefixStore(name, connection)
 
 
 def _connected(store: dist.Store) -> dist.Store | None:

@@ -1,4 +1,4 @@
-"""What may be wrong with a user's tensors.
+"""Checks of a user's tensors.
 
 =========  ============================================================
 `memory`   whether a tensor has memory, which holds its elements as they are

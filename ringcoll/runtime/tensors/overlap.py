@@ -111,19 +111,19 @@ def share_memory(tensors: Sequence[Tensor]) -> bool:
     tensors.sort(key=Tensor.data_ptr)
     arrays = [_array(tensor, tensor.shape, tensor.stride()) for tensor in tensors]
     kinds = {(tensor.itemsize, tensor.shape, tensor.stride()) for tensor in tensors}
-    steps = {other.data_ptr() - one.data_ptr() for one, other in pairwise(tensors)}
+    steps = {second.data_ptr() - first.data_ptr() for first, second in pairwise(tensors)}
     if len(kinds) == len(steps) == 1:  # all are alike and equally far apart, as columns
         arrays = [
             _array(tensors[0], (len(tensors), *tensors[0].shape), tensors[0].stride(), *steps)
         ]
     if any(map(_overlaps_itself, arrays)):
         return True
-    for number, one in enumerate(arrays):
+    for number, first in enumerate(arrays):
         end = tensors[number].data_ptr() + extent(tensors[number])
-        for other, tensor in zip(arrays[number + 1 :], tensors[number + 1 :], strict=False):
+        for second, tensor in zip(arrays[number + 1 :], tensors[number + 1 :], strict=False):
             if tensor.data_ptr() >= end:
                 break
-            if _overlap(one, other):
+            if _overlap(first, second):
                 return True
     return False
 
@@ -157,8 +157,8 @@ def _overlaps_itself(array: Any) -> bool:
     return False
 
 
-def _overlap(one: Any, other: Any) -> bool:
+def _overlap(first: Any, second: Any) -> bool:
     try:
-        return np.shares_memory(one, other, max_work=_MOST_WORK)
+        return np.shares_memory(first, second, max_work=_MOST_WORK)
     except np.exceptions.TooHardError:
         raise TooIntricateError from None

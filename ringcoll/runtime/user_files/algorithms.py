@@ -95,7 +95,6 @@ class UserModule(NamedTuple):
 
 @cache
 def _registered_by(module: UserModule) -> tuple[ModuleType, frozenset[tuple[str, str]]]:
-    """Load a module, and return the algorithms that it has registered."""
     before = {(entry.collective, entry.name) for entry in algorithms()}
     loaded = module.load()
     return loaded, frozenset({(entry.collective, entry.name) for entry in algorithms()} - before)
@@ -234,9 +233,9 @@ def rules_in(text: str) -> tuple[Rule, ...]:
 
     Raises as `ringcoll.schedules.cost.parse_rules` and `as_algorithm`.
     """
-    known = text if is_rules(text) or not is_reference(text) else str(as_algorithm(text))
-    known = _MODULE.sub(lambda match: str(as_algorithm(match[0])), known)
-    return parse_rules(_FILE.sub(lambda match: _registered(match[0]), known))
+    rules = text if is_rules(text) or not is_reference(text) else str(as_algorithm(text))
+    rules = _MODULE.sub(lambda match: str(as_algorithm(match[0])), rules)
+    return parse_rules(_FILE.sub(lambda match: _registered(match[0]), rules))
 
 
 def forced_rules(text: str) -> tuple[Rule, ...]:

@@ -25,9 +25,9 @@ less than a second copy is another number on each machine, which groups measure
 (`Transport.direct_from`).
 
 A rank that writes for a sleeping peer rings the peer's bell: each ring is another number, so that
-none is missed that comes between a look and the sleep. Whoever sleeps says so before it looks for
-the last time, and whoever writes looks for sleepers after it has written, each with a fence
-between: one of the two always sees the other.
+none is missed that comes between a look and the sleep. A rank says that it sleeps before it looks
+for the last time; a rank looks for sleepers after it has written, each with a fence between: one of
+the two always sees the other.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class PeerChannel:
         """Start a message; ``None`` if it is complete."""
         number = self._next_out
         entry = number & (DEPTH - 1)
-        # What is most frequent comes first, and in few words: a short message that has room.
+        # The most frequent case comes first: a short message that has room.
         if (
             send.places
             and not self.pending
@@ -337,13 +337,13 @@ class PeerChannel:
                     if len(self._unread) >= PIECES:
                         return False
                 begin, count = send.copied, min(PIECE, nbytes - send.copied)
-                known = send.pieces.get(begin)
-                if known is None or not self._pieces.holds(*known):
-                    known = self._pieces.write(send.source[begin : begin + count])
-                    send.pieces[begin] = known
-                self._pieces.note_reader(known[0], self.other_words, self._acked + entry, number)
+                piece = send.pieces.get(begin)  # place and stamp
+                if piece is None or not self._pieces.holds(*piece):
+                    piece = self._pieces.write(send.source[begin : begin + count])
+                    send.pieces[begin] = piece
+                self._pieces.note_reader(piece[0], self.other_words, self._acked + entry, number)
                 words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
-                words[at + 4] = known[0]
+                words[at + 4] = piece[0]
                 self._unread.append(number)
                 send.copied += count
                 is_all = send.done = send.copied == nbytes
@@ -366,12 +366,12 @@ class PeerChannel:
         """Begin to receive a message, which may have come already."""
         receive.filled = receive.number = 0
         receive.done = False
-        came = self.early.get(receive.tag) if self.early else None
-        if not came:
+        early = self.early.get(receive.tag) if self.early else None
+        if not early:
             self.posted.append(receive)
             return
-        first = came.popleft()
-        if not came:
+        first = early.popleft()
+        if not early:
             del self.early[receive.tag]
         self._check_length(receive, first.nbytes)
         if first.number:
@@ -405,7 +405,7 @@ class PeerChannel:
         self.word_in = self._ring_in_word + (self.next_in & (DEPTH - 1)) * _ENTRY_WORDS
         posted = self.posted
         if posted and kind == _INLINE and posted[0].tag == tag and posted[0].nbytes == nbytes:
-            first = posted.popleft()  # what is most frequent
+            first = posted.popleft()  # the most frequent case
             first.into[:] = first.sources[entry]
             first.done = True
             self._acknowledge(number)

@@ -275,7 +275,7 @@ def missing_means() -> str:
 
 
 class SharedLayout:
-    """Where things lie in a rank's memory, in bytes; ``ranks`` are those of the host.
+    """The layout of a rank's memory, in bytes; ``ranks`` are those of the host.
 
     The memory up to ``num_taken`` is needed, that of pieces and of the board perhaps never.
     """

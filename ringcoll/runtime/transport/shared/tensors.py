@@ -131,7 +131,7 @@ def regions_now() -> object:
     return _regions.now
 
 
-# What is mapped keeps its inode, so that no other memory gets the same identity.
+# Mapped memory keeps its inode, so that no other memory gets the same identity.
 _mapped: weakref.WeakValueDictionary[Identity, SharedMemory] = weakref.WeakValueDictionary()
 
 
@@ -299,7 +299,7 @@ def _movable(tensor: object) -> torch.UntypedStorage:
 
 _SEGMENT, _ALIGNMENT = 64 << 20, 64  # bytes; only what is used of a segment takes memory
 # Segments with room, each a weak reference to its memory, descriptor, bytes in use, and number of
-# forks: a process that is forked off must not take the same memory. Who uses one takes it out.
+# forks: a process that is forked off must not take the same memory. A segment in use is taken out.
 _segments: list[tuple[weakref.ref[Any], int, int, int]] = []
 
 

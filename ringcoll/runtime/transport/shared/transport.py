@@ -6,8 +6,8 @@ has come from all peers, and sends what had no place. It looks for a while, and 
 bell, a word on which the kernel lets it sleep (a futex). Ranks that share cores first give the
 processor away a few times: the rank that they wait for may then run at once.
 
-What a rank has read in another's memory is right if that rank still lives afterwards, and has not
-given up: until the read is acknowledged, it may not change what it sends.
+Data that a rank has read in another's memory are right if that rank still lives afterwards, and has
+not given up: until the read is acknowledged, it may not change what it sends.
 
 A message of each rank to all others goes through a board in its memory that all of them read. A
 rank writes its message once, to one of two places that take turns, and counts its exchanges up; a
@@ -188,7 +188,7 @@ class BoardExchange:
         return [*self._receives, *self._sent]
 
     def view(self, position: int, place: int) -> Tensor:
-        """Where a receive comes to a place."""
+        """The memory in which a receive comes to a place."""
         message, start = self._messages[position], self._board.start + place * PLACE + HEAD
         memory = self._receives[position].channel.other.data
         tensor = message.tensor
