@@ -120,6 +120,10 @@ def _overlap(some: Iterable[Region], others: Sequence[Region]) -> bool:
     return any(region.overlaps(other) for region in some for other in others)
 
 
+def _touched(operation: Operation) -> tuple[Ref, ...]:
+    return (*operation.writes, *operation.reads)
+
+
 _Active = list[tuple[int, int, Step]]  # steps of a wave: segment, number of the step, step
 
 
@@ -337,7 +341,7 @@ class _Compiler:
             for segment, number, first in active
             for step in (first, *self.local_after[number])
             for operation in step
-            for ref in (*operation.writes, *operation.reads)
+            for ref in _touched(operation)
         ]
         touched += [region for _, region in self.sends]
         early: dict[int, _Arrival] = {}

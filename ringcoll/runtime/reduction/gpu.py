@@ -297,9 +297,8 @@ def _choose(wanted: str) -> Engine:
         return Engine("it was asked for")
     with warnings.catch_warnings():  # CuPy's, even if the user makes them errors; process-wide
         warnings.simplefilter("ignore")
-        reason = _unusable()
-    if not reason:
-        return CupyEngine(import_module("cupy"), required=wanted == "cupy")
+        if not (reason := _unusable()):
+            return CupyEngine(import_module("cupy"), required=wanted == "cupy")
     if wanted == "cupy":
         raise MissingExtraError(reason)
     return Engine(reason)
