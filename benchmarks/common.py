@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 from ringcoll.runtime.transport import catalogue
 from ringcoll.tools.bench import as_size, oversubscribed, time_in_words
 from ringcoll.tools.bench import environment as facts_of
@@ -116,7 +116,7 @@ def meeting_place(
     if not at_rank_0:
         return outer
     if rank == 0:
-        store = served(at_rank_0)
+        store = serve_store(at_rank_0)
         outer.set("port", str(store.port))
         return store
     return dist.TCPStore(at_rank_0, int(outer.get("port")), None, False, timeout=limit)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from common import LOOPBACK, Processes, Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 
 BACKENDS = ("ringcoll", "gloo")
 LIMIT = timedelta(seconds=60)
@@ -61,7 +61,7 @@ def program(
 
 def run(backend: str, world_size: int, groups: int = 1) -> list[float]:
     """Seconds until each group's first all-reduce is done on the slowest rank."""
-    store = served(LOOPBACK)
+    store = serve_store(LOOPBACK)
     with Processes("first_call") as processes:
         ends = [
             processes.start(program, rank, world_size, backend, store.port, groups)[1]

@@ -27,7 +27,7 @@ from common import Table, environment, introduce, parser, write
 
 from ringcoll.lab.search import fit, least_time
 from ringcoll.lab.simulation import topology_of
-from ringcoll.runtime.machine import write_fit
+from ringcoll.runtime.user_files import write_fit
 from ringcoll.tools.bench import parse_size
 from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow
 from tests.programs import fitted

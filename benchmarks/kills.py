@@ -47,7 +47,8 @@ from common import (
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.runtime.machine import TRANSPORT_VARIABLES, served
+from ringcoll.runtime.machine import TRANSPORT_VARIABLES
+from ringcoll.runtime.rendezvous import serve_store
 from tests.fakes.hosts import SWITCH, Hosts, Place
 
 TRANSPORTS = ("shared", "ucx", "gloo")
@@ -181,7 +182,7 @@ def judge(case: Case, told: Told | None, exit_code: int | None, killed_s: float)
 def run(case: Case, hosts: Hosts | None = None) -> list[tuple[str, float | None, Told | None]]:
     """Run a case: a judgement for each survivor, its seconds, and what it told."""
     places = [] if hosts is None else [hosts.place(host) for host in case.where]
-    store = served() if hosts is None else hosts.store()
+    store = serve_store() if hosts is None else hosts.store()
     with Processes(__name__) as processes:
         ranks, ends = zip(
             *(

@@ -43,8 +43,8 @@ from torch.nn import Parameter
 
 import ringcoll
 from ringcoll.errors import TransportError
-from ringcoll.runtime.machine import served
 from ringcoll.runtime.reduction import MOVED
+from ringcoll.runtime.rendezvous import serve_store
 from tests.fakes.without_memory import WITHOUT, Wrapper, pending
 
 OUTCOMES = ("right", "refused", "wrong", "broken", "crash")
@@ -603,7 +603,7 @@ def on_processes(rank: int, port: int, seed: int, first: int, last: int) -> None
 def lines_of(kind: str, arguments: Namespace, first: int, last: int) -> Iterator[list[Any]]:
     """Run ranks; what they tell, and ``[number, rank, "crash", ...]`` of a rank that has ended badly."""
     words = ["--seed", str(arguments.seed), "--span", f"{first},{last}", "--as", kind]
-    store = served(LOOPBACK)
+    store = serve_store(LOOPBACK)
     with contextlib.ExitStack() as stack:
         processes = []
         for rank in range(RANKS[kind] if kind == "processes" else 1):

@@ -35,7 +35,7 @@ from common import (
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 from ringcoll.training import resilient
 
 _NUM_CALLS = 60
@@ -91,7 +91,7 @@ class Outcome(NamedTuple):
 def run(world_size: int, limit_s: float, seed: int) -> Outcome:
     """Stop ranks, and see what the others and they do."""
     choose = random.Random(seed)
-    store = served()
+    store = serve_store()
     with Processes(__name__) as processes:
         started = [
             processes.start(on_rank, rank, world_size, store.port, limit_s)

@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
 from ringcoll.runtime.launch import Ranks
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 from ringcoll.training import resilient
 
 _LIMIT = timedelta(seconds=60)
@@ -83,7 +83,7 @@ def on_rank(rank: int, world_size: int, port: int, transport: str, parent: Conne
 
 def run(world_size: int, victim: int, transport: str, delay_s: float) -> list[tuple[Any, ...]]:
     """Kill a rank; for each survivor: seconds to the first step, to agree, to form, and of a step."""
-    store = served()
+    store = serve_store()
     with Processes(__name__) as processes:
         ranks, ends = zip(
             *(

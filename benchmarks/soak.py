@@ -24,7 +24,7 @@ from common import Processes, Table, environment, introduce, parser, shared_memo
 
 import ringcoll
 from ringcoll.errors import GroupChangedError
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 from ringcoll.training import resilient
 
 _LIMIT = timedelta(seconds=60)
@@ -198,7 +198,7 @@ def main() -> None:
 
 def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
     """Let ranks work, die and come; return what the witness held, faults, and the number of kills."""
-    choose, outer = random.Random(options.seed), served()
+    choose, outer = random.Random(options.seed), serve_store()
     ranks: dict[Connection, Any] = {}
     addresses: dict[Connection, str] = {}
     rows: list[tuple[Any, ...]] = []

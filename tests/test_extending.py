@@ -226,7 +226,14 @@ def test_the_names_of_algorithms_are_seen() -> None:
 
 @pytest.mark.parametrize(
     "room",
-    ["schedules/ir", "schedules/cost", "runtime/machine", "runtime/reduction", "runtime/transport"],
+    [
+        "schedules/ir",
+        "schedules/cost",
+        "runtime/machine",
+        "runtime/user_files",
+        "runtime/reduction",
+        "runtime/transport",
+    ],
 )
 def test_no_other_room_knows_an_algorithm_by_name(room: str) -> None:
     files = list((PACKAGE / room).rglob("*.py"))

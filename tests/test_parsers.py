@@ -45,18 +45,12 @@ from ringcoll.lab.formats import (
     topology_in,
 )
 from ringcoll.runtime.group import agreement
-from ringcoll.runtime.machine import (
-    algorithms_named,
-    place,
-    read_json,
-    read_text,
-    settings,
-    tuning,
-)
+from ringcoll.runtime.machine import place, settings
 from ringcoll.runtime.operation import Turn, Wait
-from ringcoll.runtime.transport import Faults, catalogue, costs_of, gloo
-from ringcoll.runtime.transport.base import meet
+from ringcoll.runtime.rendezvous import read_json, read_text
+from ringcoll.runtime.transport import Faults, catalogue, costs_of, gloo, meet
 from ringcoll.runtime.transport.shared import transport as shared
+from ringcoll.runtime.user_files import algorithms_named, forced_rules, tuning
 from ringcoll.runtime.watch import Lives, Monitor, Process, Running, read_record, related, report
 from ringcoll.schedules import Schedule, verify
 from ringcoll.schedules.algorithms import schedule_of
@@ -300,7 +294,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(text=documents(*FILES))
 def test_a_tuning_file(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
-    entries = outcome(TuningFileError, tuning.read, file)
+    entries = outcome(TuningFileError, tuning.read_tables, file)
     if isinstance(entries, TuningFileError):
         assert entries.path == str(file)
         assert tuning.find_table(file, "gloo", 4, 1, asked=False) is None
@@ -309,7 +303,7 @@ def test_a_tuning_file(file: Path, text: str) -> None:
         return
     for entry in entries:
         usable(entry.table)
-        tuning.update(file, entry)
+        tuning.update_tables(file, entry)
 
 
 @effort(30)
@@ -317,13 +311,13 @@ def test_a_tuning_file(file: Path, text: str) -> None:
 def test_a_tuning_file_of_bytes(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(TuningFileError):
-        tuning.read(file)
+        tuning.read_tables(file)
 
 
 def test_a_tuning_file_of_nothing_but_brackets(file: Path) -> None:
     file.write_text("[" * 200_000)
     with pytest.raises(TuningFileError, match="cannot be read: maximum recursion depth"):
-        tuning.read(file)
+        tuning.read_tables(file)
 
 
 # --- variables of the environment ------------------------------------------------------
@@ -363,7 +357,7 @@ def test_variables(text: str) -> None:
             assert isinstance(name, ArgumentError) or name in ("auto", *catalogue.names(kind))
         engine = outcome(ArgumentError, settings.reduction)
         assert isinstance(engine, ArgumentError) or engine in ("auto", "cupy", "torch")
-        rules = outcome(RingcollError, settings.forced_rules, settings.forced_text())
+        rules = outcome(RingcollError, forced_rules, settings.forced_text())
         assert not isinstance(rules, RulesError) or rules.source == FORCED
         path = outcome(TuningFileError, settings.tuning_file)
         if not isinstance(path, TuningFileError):

@@ -32,9 +32,11 @@ import ringcoll
 from ringcoll.errors import MissingExtraError, TransportError
 from ringcoll.runtime.launch import Ranks
 from ringcoll.runtime.launch.processes import _context
-from ringcoll.runtime.machine import Lines, Tuned, replace_file, served, tuning
+from ringcoll.runtime.machine import replace_file
+from ringcoll.runtime.rendezvous import Lines, serve_store
 from ringcoll.runtime.transport import SharedMemory, catalogue, costs_of, gloo, ucx
 from ringcoll.runtime.transport.shared.memory import identity
+from ringcoll.runtime.user_files import Tuned, tuning
 from ringcoll.runtime.watch import Lives, Monitor, announce
 from ringcoll.runtime.watch.flight_recorder import save
 from ringcoll.schedules.cost import built_in
@@ -67,7 +69,7 @@ ONLY = {
     "torch.save": {"training/resilient/group"},
     # modules whose name is made while the program runs
     "import_module(variable)": {
-        *("__init__", "tools/cli/app", "runtime/transport/catalogue", "runtime/machine/files", "tools/testing/pool"),
+        *("__init__", "tools/cli/app", "runtime/transport/catalogue", "runtime/user_files/algorithms", "tools/testing/pool"),
         "training/trainers",  # its own table of the package's modules
     },
     # doors: a stub of the package lists the names and their modules
@@ -77,32 +79,33 @@ ONLY = {
             f"{room.replace('.', '/')}/__init__"
             for room in DOORS.keys()
             - {"schedules.algorithms"}
-            - {"schedules", "schedules.ir", "training"}  # by `_package`
+            - {"schedules", "schedules.ir", "runtime", "training"}  # by `_package`
         ),
     },
     "subprocess": {"tools/cli/versions", "tools/cli/programs"},
     "socket": {
-        *("runtime/machine/stores", "runtime/transport/gloo", "training/resilient/membership"),
+        *("runtime/rendezvous/stores", "runtime/transport/gloo", "training/resilient/membership"),
+        *("runtime/rendezvous/mailboxes", "runtime/process/calls"),
         *("tools/bench/measure", "runtime/launch/adopted"),  # the host's name; a free port
-        *("runtime/watch/flight_report", "runtime/machine/lines"),
+        *("runtime/watch/flight_report", "runtime/rendezvous/lines"),
         "runtime/machine/facts",  # the way to another host, on which nothing is sent
     },
     "os.exec*": {"runtime/launch/leash"},  # the program that its caller names
-    "*.create_server": {"runtime/machine/stores", "runtime/machine/lines"},
-    "*.TCPStore()": {"runtime/machine/stores", "runtime/launch/processes", "training/resilient/membership"},
+    "*.create_server": {"runtime/rendezvous/stores", "runtime/rendezvous/lines"},
+    "*.TCPStore()": {"runtime/rendezvous/stores", "runtime/launch/processes", "training/resilient/membership"},
     "secrets": {"training/resilient/membership"},  # a name, and no password
     # files
     "*.write_bytes": {"runtime/machine/files"},
     "*.touch": {"runtime/machine/files"},
-    "*.mkdir": {"runtime/machine/tuning"},
+    "*.mkdir": {"runtime/user_files/tuning"},
     "*.savefig": {"tools/bench/plot"},
     "open(write)": {"tools/cli/listing"},
     "tempfile": {"runtime/watch/notices"},
-    "os.O_WRONLY": {"runtime/machine/facts", "runtime/machine/files"},  # of /proc/self; of pipes
+    "os.O_WRONLY": {"runtime/machine/files"},  # of pipes
     "os.O_RDWR": {"runtime/transport/shared/memory"},
     # what reads text that was written elsewhere
     "json.load*": {
-        *("runtime/machine/stores", "tools/tracing/recorder"),  # tests/test_parsers.py tries them
+        *("runtime/rendezvous/keys", "tools/tracing/recorder"),  # tests/test_parsers.py tries them
         "training/model_on_ranks",
         *("runtime/watch/flight_report", "lab/formats/documents"),
         "lab/simulation/measured",  # tests/simulation/test_measured.py tries it
@@ -383,7 +386,7 @@ def test_a_door_listens_on_one_interface(host: str) -> None:
 
 
 def test_a_store_asks_nobody_who_they_are() -> None:
-    store = served()
+    store = serve_store()
     stranger = dist.TCPStore(LOOPBACK, store.port, None, False)
     store.set("verdict", "all is well")
     assert stranger.get("verdict") == b"all is well"
@@ -453,7 +456,7 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def tune(path: Path) -> None:
-    tuning.update(path, Tuned.now(built_in("gloo", costs_of("gloo"), 2)))
+    tuning.update_tables(path, Tuned.now(built_in("gloo", costs_of("gloo"), 2)))
 
 
 def trace(path: Path) -> None:

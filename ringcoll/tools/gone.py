@@ -75,6 +75,31 @@ _GONE = {
     "training.zero_bubble": _PIPELINES,
 }
 
+_OTHER_ROOMS = {
+    "machine.process": "Answer MESSAGES at_end begun=call_in_thread check_goes_on=check_not_ending "
+    "hears_signals in_words=line_in_words line_of_thread note_observers observers "
+    "stacks=thread_stacks started=start_thread untraced user_line users=user_frame "
+    "with_threads=keep_in_forks within=call_within",
+    "machine.rendezvous": "Address Inbox Lines address_of answered=ask_store appears=wait_for_keys "
+    "as_json=parse_json asked=poll_store common=common_connection deliver fields_of "
+    "gone=store_gone_error is_served_here life=fresh_group_name lines private=own_connection "
+    "read_all=read_texts read_json read_text served=serve_store store_host unreachable",
+    "machine.user_files": "Tuned UserModule algorithm_in algorithms_named as_algorithm fit_for "
+    "has_files is_reference is_rules is_schedule_file read=read_tables read_fit read_schedule "
+    "rules_in tuning update=update_tables write_fit",
+    "operation.tensors": "check_apart is_plain share_blocks",
+    "transport.rendezvous": "told_by=read_from_ranks",
+    "transport.tensors": "can_write extent has_memory is_dense with_memory",
+}
+"""Names of rooms of `runtime`, as ``OLD_ROOM.ROOM``, that are in another room now."""
+_GONE |= {
+    f"runtime.{rooms.partition('.')[0]}.{name.partition('=')[0]}": (
+        f"ringcoll.runtime.{rooms.partition('.')[2]}.{name.rpartition('=')[2]}"
+    )
+    for rooms, names in _OTHER_ROOMS.items()
+    for name in names.split()
+}
+
 
 def sentence(name: str) -> str | None:
     """What to write for a dotted name of an earlier version; ``None`` for another name.

@@ -36,7 +36,8 @@ from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.runtime.collectives import OwnGroup, as_group, time_limit_s
-from ringcoll.runtime.machine import seconds_of, started
+from ringcoll.runtime.machine import seconds_of
+from ringcoll.runtime.process import start_thread
 from ringcoll.runtime.watch import phase, waiting
 from ringcoll.training.model_on_ranks import require
 
@@ -145,7 +146,7 @@ class Arrivals:
     def expect(self, peer: int, reply: Tensor | None = None) -> None:
         """Send a reply, which must not change any more; begin to wait for a rank's next message."""
         # A thread that still waits when the program ends does not hold up the program.
-        started(self._converse, "ringcoll-arrivals", peer, reply)
+        start_thread(self._converse, "ringcoll-arrivals", peer, reply)
 
     def _converse(self, peer: int, reply: Tensor | None) -> None:
         message = torch.empty_like(self._like)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import RingcollError
 from ringcoll.runtime.collectives import communicator
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 from ringcoll.runtime.watch import announce
 from ringcoll.training.backend import process_group as backend
 from tests.programs.started import run_program, started
@@ -44,7 +44,7 @@ def told(errors: str) -> dict[int, str]:
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["ddp", "blocking"])
 def test_a_line_where_the_error_is_not_raised_in_the_caller(how: str) -> None:
-    store = served()
+    store = serve_store()
     variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     # The store is here, and in none of the ranks.
     variables |= {"GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True"}

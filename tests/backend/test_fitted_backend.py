@@ -6,7 +6,7 @@ import pytest
 
 from ringcoll.lab.search import fit
 from ringcoll.lab.simulation import topology_from_text
-from ringcoll.runtime.machine import write_fit
+from ringcoll.runtime.user_files import write_fit
 from tests.programs import fitted
 
 pytestmark = pytest.mark.processes

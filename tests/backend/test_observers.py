@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import ringcoll
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.machine import observers
+from ringcoll.runtime.process import observers
 from ringcoll.training.backend import process_group
 from tests.programs.threads import together
 

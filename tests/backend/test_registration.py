@@ -84,8 +84,9 @@ def test_the_name_alone_is_enough_where_the_package_is_installed(tmp_path: Path)
     assert "ringcoll.training.backend.registration" in imported
     for large in ("process_group", "ringcoll.runtime.collectives", "ringcoll.runtime.group"):
         assert large not in imported
-    machine = re.findall(r"ringcoll\.runtime\.machine[\w.]*", imported)
-    assert machine == [
-        f"ringcoll.runtime.machine{part}" for part in ("", ".observers", ".settings")
+    light = re.findall(r"ringcoll\.runtime\.(?:machine|process)[\w.]*", imported)
+    assert light == [
+        f"ringcoll.runtime.{name}"
+        for name in ("machine", "machine.settings", "process", "process.tracers")
     ]
     assert module == "ringcoll.training.backend.process_group"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.runtime.machine import UserModule
+from ringcoll.runtime.user_files import UserModule
 from ringcoll.schedules import CONTRACTS, contract
 from ringcoll.schedules.algorithms import algorithms
 from ringcoll.tools.bench import BenchRequest, Result, Workload, on_rank, shape

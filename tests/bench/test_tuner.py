@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from ringcoll.runtime.collectives import groups
 from ringcoll.runtime.group.agreement import agree
 from ringcoll.runtime.launch import Ranks, rendezvous
-from ringcoll.runtime.machine import read
 from ringcoll.runtime.transport import costs_of, resolved
+from ringcoll.runtime.user_files import read_tables
 from ringcoll.schedules.cost import choose, crowded_parameters, predictions
 from ringcoll.tools.bench.tuner import Finding, TuningPlan, promising, rules_from, workloads
 from ringcoll.tools.cli import cli
@@ -116,7 +116,7 @@ def test_tune_then_use_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
     result = CliRunner().invoke(cli, words, prog_name="ringcoll", catch_exceptions=False)
     assert result.exit_code == 0
     told = json.loads(result.stdout)
-    (tuned,) = read(path)
+    (tuned,) = read_tables(path)
     assert told["file"] == str(path)
     assert (told["device"], tuned.table.device) == ("cpu", "cpu")
     assert [one["nbytes"] for one in told["results"]] == [64, 4096]

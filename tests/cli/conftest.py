@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ringcoll.runtime.machine import files
+from ringcoll.runtime.user_files import algorithms as user_algorithms
 from ringcoll.schedules import Program, Step, copy, inp, out, recv, send
 from ringcoll.schedules.algorithms import algorithms, register, unregister
 from ringcoll.schedules.algorithms.ring import all_gather_phase, ring_all_reduce
@@ -41,7 +41,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
             for entry in [entry for entry in algorithms() if entry.program.__module__ == name]:
                 unregister(entry.collective, entry.name)
             del sys.modules[name]
-    files._registered_by.cache_clear()
+    user_algorithms._registered_by.cache_clear()
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from ringcoll.errors import MissingExtraError
-from ringcoll.runtime.machine import cores, settings, tuning
+from ringcoll.runtime.machine import cores, settings
 from ringcoll.runtime.transport import catalogue, ucx
 from ringcoll.runtime.transport.shared import memory as shared_memory
+from ringcoll.runtime.user_files import tuning
 from ringcoll.schedules.cost import LinkCosts, Table, crowded_parameters
 from ringcoll.tools.cli import doctor
 

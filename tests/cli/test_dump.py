@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 from ringcoll.runtime.watch import FOREIGN, answering
 from tests.cli.conftest import Run
 from tests.programs.started import started
@@ -36,7 +36,7 @@ AT_LAST = (
 @contextlib.contextmanager
 def hanging(case: str) -> Iterator[list[subprocess.Popen[str]]]:
     """The three ranks of a program, which have met."""
-    store = served()
+    store = serve_store()
     program = [sys.executable, "-m", "tests.programs.hanging", case]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with contextlib.ExitStack() as stack:

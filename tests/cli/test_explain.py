@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ringcoll.runtime.machine import Tuned, update
 from ringcoll.runtime.transport import costs_of
+from ringcoll.runtime.user_files import Tuned, update_tables
 from ringcoll.schedules.cost import Table, crowded_parameters, parse_rules
 
 
@@ -68,7 +68,7 @@ def test_a_tuned_group(run, monkeypatch, tmp_path):
         parameters=crowded_parameters(costs_of("gloo"), 4),
         tuned=parse_rules("all_reduce:*:direct:k=4"),
     )
-    update(path, Tuned.now(table))
+    update_tables(path, Tuned.now(table))
     monkeypatch.setenv("RINGCOLL_TUNING", str(path))
     words = ("explain", "all_reduce", "--transport", "gloo", "--json")
     found = json.loads(run(*words, "-k", "4").stdout)
@@ -87,7 +87,7 @@ def test_tensors_on_a_gpu_have_a_table_of_their_own(run, monkeypatch, tmp_path):
             tuned=parse_rules(rule),
             device=device,
         )
-        update(path, Tuned.now(table))
+        update_tables(path, Tuned.now(table))
     monkeypatch.setenv("RINGCOLL_TUNING", str(path))
     words = ("explain", "all_reduce", "-k", "4", "--transport", "gloo", "--device", "cuda")
     found = json.loads(run(*words, "--json").stdout)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ringcoll.errors import TooLargeError
 from ringcoll.lab.search import Fit, fit
-from ringcoll.runtime.machine import read_fit
+from ringcoll.runtime.user_files import read_fit
 from ringcoll.tools.cli.app import cli
 
 SLOW = "\n".join(f"{rank} -- {(rank + 1) % 6}  {0.1 if rank == 5 else 1}  1" for rank in range(6))

@@ -12,7 +12,7 @@ from click.testing import Result
 from ringcoll.errors import RulesError, ScheduleError, TooLargeError
 from ringcoll.lab.search import fit, synthesize
 from ringcoll.lab.simulation import crossbar
-from ringcoll.runtime.machine import rules_in
+from ringcoll.runtime.user_files import rules_in
 from ringcoll.schedules import Schedule
 
 Run = Callable[..., Result]

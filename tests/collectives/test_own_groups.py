@@ -22,7 +22,7 @@ from tests.programs import own_groups as program
 TRANSPORTS = ("shared", "ucx", "gloo")
 SERVER = """
 import sys
-from ringcoll.runtime.machine.stores import served
+from ringcoll.runtime.rendezvous.stores import serve_store
 store = served()
 print(store.port, flush=True)
 sys.stdin.read()

@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ringcoll.runtime.transport import AroundTransport, Handle, Message, around
+from ringcoll.runtime.transport import AroundTransport, Handle, Message, staged
 
 __all__ = [
     "DEVICE",
@@ -232,7 +232,7 @@ def fake_cuda(hurries: Callable[[], bool] = WHEN["late"]) -> Iterator[Timeline]:
         mock.patch.multiple(
             torch.cuda, Stream=FakeStream, stream=_use, current_stream=current_stream
         ),
-        mock.patch.object(around, "_pinned", pinned),
+        mock.patch.object(staged, "_pinned", pinned),
         mock.patch.object(FakeStream, "hurries", staticmethod(hurries)),
         mock.patch.object(FakeStream, "timeline", timeline),
     ):

@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 from ringcoll.runtime.launch import Ranks
 from ringcoll.runtime.launch.processes import _join_and_obey
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 
 __all__ = ["APART", "SWITCH", "HostRanks", "Hosts", "Place", "reason_why_not"]
 
@@ -252,7 +252,7 @@ class Hosts:
 
     def store(self) -> dist.TCPStore:
         """Serve a store at the switch, which all hosts reach."""
-        store: dist.TCPStore = _in_network(self.switch.pid, functools.partial(served, SWITCH))
+        store: dist.TCPStore = _in_network(self.switch.pid, functools.partial(serve_store, SWITCH))
         return store
 
     def unplug(self, host: int) -> None:

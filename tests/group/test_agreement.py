@@ -30,9 +30,10 @@ from ringcoll.errors import (
 from ringcoll.runtime.group import Communicator, agreement, message_costs
 from ringcoll.runtime.group.agreement import agree
 from ringcoll.runtime.group.message_costs import measure
-from ringcoll.runtime.machine import Tuned, settings, update
+from ringcoll.runtime.machine import settings
 from ringcoll.runtime.reduction import resolve
 from ringcoll.runtime.transport import Hub, LocalTransport, costs_of
+from ringcoll.runtime.user_files import Tuned, forced_rules, update_tables
 from ringcoll.schedules import OperandOrder
 from ringcoll.schedules.cost import (
     Parameters,
@@ -452,8 +453,7 @@ def test_a_rank_reads_no_files_that_only_rank_0_names(monkeypatch: pytest.Monkey
         readers.append((threading.current_thread().name, text))
         return forced_rules(text)
 
-    forced_rules = settings.forced_rules
-    monkeypatch.setattr(settings, "forced_rules", noted)
+    monkeypatch.setattr(agreement, "forced_rules", noted)
     on_named_ranks(3)
     assert sorted(readers) == [("0", "ring"), ("1", "ring")]
 
@@ -475,7 +475,7 @@ def test_a_file_is_used_and_nothing_measured(
 ) -> None:
     path = tmp_path / "tuning.json"
     own = replace(table(3, tuned=parse_rules("all_reduce:*:direct:k=3")), transport="local")
-    update(path, Tuned.now(own))
+    update_tables(path, Tuned.now(own))
     monkeypatch.setenv("RINGCOLL_TUNING", str(path))
     monkeypatch.setattr(agreement, "measure", None)
     found = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0, measurable=True))

@@ -30,7 +30,7 @@ from ringcoll.errors import (
 from ringcoll.runtime.collectives import StoreGroup, communicator
 from ringcoll.runtime.group import Communicator
 from ringcoll.runtime.group import communicator as runtime
-from ringcoll.runtime.transport import Transport, base, gloo
+from ringcoll.runtime.transport import Transport, gloo, meet
 from ringcoll.runtime.watch import flight_recorder
 from tests.programs.threads import together
 
@@ -42,7 +42,7 @@ def test_who_gives_up_while_the_ranks_connect_is_heard(
     monkeypatch: pytest.MonkeyPatch, by_monitor: bool
 ):
     """Gloo has no connections to break at that time; they must not be waited on later."""
-    store, meet = dist.HashStore(), base.meet
+    store = dist.HashStore()
     members: dict[int, Communicator] = {}
 
     def give_up(store: dist.Store, transport: Transport, *how: Any) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from ringcoll.runtime.operation.instructions import Combine, Instruction, Move, 
 from ringcoll.runtime.operation.plan import _Compiler, compile_plan
 from ringcoll.runtime.reduction import Operator, Reduction, resolve
 from ringcoll.runtime.transport import NarrowTransport
-from ringcoll.runtime.transport.around import _Arriving
+from ringcoll.runtime.transport.narrow import _Arriving
 from ringcoll.schedules import Buffer, Copy, Schedule, Step, contract, inp, out, recv, send
 from ringcoll.schedules.algorithms import algorithms, find
 from tests.cases.effort import effort

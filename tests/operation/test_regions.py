@@ -32,7 +32,7 @@ def test_regions_that_share_an_element() -> None:
         assert region.overlaps(other) is shares, other
         assert other.overlaps(region) is shares, other
     assert not region.overlaps(region._replace(space=OUT))
-    assert not region.overlaps(region._replace(part=1))
+    assert not region.overlaps(region._replace(tensor=1))
 
 
 def test_adjacent_regions_are_joined() -> None:
@@ -40,7 +40,7 @@ def test_adjacent_regions_are_joined() -> None:
     assert joined([first, second, third]) == [Region(IN, 0, 0, 8)]
     assert joined([second, first]) == [second, first]
     assert joined([first, third]) == [first, third]
-    assert joined([first, second._replace(part=1)]) == [first, second._replace(part=1)]
+    assert joined([first, second._replace(tensor=1)]) == [first, second._replace(tensor=1)]
     assert joined([first, second._replace(space=OUT)]) == [first, second._replace(space=OUT)]
     assert joined([]) == []
 
@@ -66,7 +66,7 @@ def test_working_memory_is_aligned_as_its_operands() -> None:
     supply.used = 0
     assert supply.take(ALIGNMENT, like._replace(offset=0)).offset == 0
     assert (supply.used, supply.most) == (ALIGNMENT, 3 * ALIGNMENT)
-    assert Supply(Space.PACKING).take(1, like).part == 0
+    assert Supply(Space.PACKING).take(1, like).tensor == 0
 
 
 @pytest.mark.parametrize("numel", [0, 1, 4, 5, 11, 1000])
@@ -84,7 +84,7 @@ def test_chunks_and_segments_cover_a_vector_once(
     ]
     covered = [e for each in regions for e in range(each.offset, each.offset + each.numel)]
     assert covered == list(range(numel))
-    assert {(each.space, each.part) for each in regions} == {(IN, 0)}
+    assert {(each.space, each.tensor) for each in regions} == {(IN, 0)}
     chunks = [
         sum(each.numel for each in regions[i * segments : (i + 1) * segments])
         for i in range(schedule.num_chunks)
@@ -106,7 +106,7 @@ def test_slots_of_scratch_are_apart(segments: int, numel: int) -> None:
         for slot in range(schedule.num_slots)
         for segment in range(segments)
     ]
-    assert all(each.space is Space.SCRATCH and each.part == 0 for each in regions)
+    assert all(each.space is Space.SCRATCH and each.tensor == 0 for each in regions)
     assert all(each.offset % ALIGNMENT == 0 for each in regions)
     assert all(first.offset + first.numel <= second.offset for first, second in pairwise(regions))
     assert regions[-1].offset + regions[-1].numel <= memory.scratch_numel

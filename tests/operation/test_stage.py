@@ -11,15 +11,9 @@ from torch import Tensor
 
 from ringcoll import premul_sum
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.operation.stage import (
-    Flat,
-    Stage,
-    check_apart,
-    fusible,
-    is_plain,
-    share_blocks,
-)
+from ringcoll.runtime.operation.stage import Flat, Stage, fusible
 from ringcoll.runtime.reduction import Reduction, resolve
+from ringcoll.runtime.tensors import check_apart, is_plain, share_blocks
 
 SUM = resolve("sum", torch.float32)
 WIDE = resolve("sum", torch.bfloat16)

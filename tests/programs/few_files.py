@@ -9,12 +9,12 @@ import resource
 import torch.distributed as dist
 
 from ringcoll.errors import TransportError
-from ringcoll.runtime.machine import private, served
+from ringcoll.runtime.rendezvous import own_connection, serve_store
 
 
 def private_store(num_left: int) -> str:
     """What a rank is told that wants a connection of its own and may open so many files."""
-    server = served()
+    server = serve_store()
     store = dist.TCPStore(server.host, server.port, None, False)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
     own = [os.dup(0) for _ in range(20)]  # so that no lower number is free
@@ -27,12 +27,12 @@ def private_store(num_left: int) -> str:
         for _ in range(num_left):
             os.close(own.pop())
         try:
-            private(store)
+            own_connection(store)
         except TransportError as error:
             told = str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, most)
         for descriptor in own:
             os.close(descriptor)
-    assert private(store) is not store
+    assert own_connection(store) is not store
     return told

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ringcoll.runtime.machine import process_state, served
+from ringcoll.runtime.machine import process_state
+from ringcoll.runtime.rendezvous import serve_store
 
 _LIMIT = timedelta(seconds=30)
 
@@ -39,7 +40,7 @@ def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store: dist.Store
     if rank == 0:
-        store = served()
+        store = serve_store()
         write(folder / "rank 0", f"{store.port} {os.getpid()}")
     else:
         port = int(wait_for(folder / "rank 0").split()[0])

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import ringcoll
 from ringcoll.errors import PeerLostError, RingcollError
 from ringcoll.runtime.group import Communicator
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 from ringcoll.training import BucketedDataParallel, resilient
 from ringcoll.training.resilient import Membership
 from ringcoll.training.resilient.succession import Member
@@ -53,7 +53,7 @@ def _main(
     faulthandler.dump_traceback_later(_PATIENCE_S / 2)
     store: dist.Store = dist.TCPStore(meeting, port, None, False, timeout=_LIMIT)
     if store_dies and rank < world_size:
-        outer, store = store, served(first) if rank == 0 else store
+        outer, store = store, serve_store(first) if rank == 0 else store
         if rank == 0:
             outer.set("port", str(store.port))  # type: ignore[attr-defined]
         else:
@@ -85,7 +85,7 @@ def run_mortals(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "ringcoll.training.backend.process_group", __name__])
-    server = served() if hosts is None else hosts.store()
+    server = serve_store() if hosts is None else hosts.store()
     places = [] if hosts is None else [hosts.place(host) for host in where]
     ends: list[Connection] = []
     processes: list[Any] = []

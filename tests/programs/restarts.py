@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import ringcoll.training.resilient  # what is imported is there when ranks are forked
 from ringcoll.runtime.launch import rendezvous
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 
 STEPS = 30
 KILLED_WITHIN_S = 0.5
@@ -139,7 +139,7 @@ def main(kind: str, seed: int, programs: int, world_size: int) -> int:
                 command = [sys.executable, "-m", *torchrun.split(), *own.split()]
                 codes = [subprocess.run(command, check=False, timeout=100).returncode]
             else:
-                store = served() if kind == "tcp" else None
+                store = serve_store() if kind == "tcp" else None
                 where = str(folder / "store") if store is None else str(store.port)
                 for _ in range(LIVES - 1):
                     kill = chance.randrange(world_size), chance.uniform(0, KILLED_WITHIN_S)

@@ -12,7 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import GroupBrokenError, PeerLostError
-from ringcoll.runtime.machine import deliver, place
+from ringcoll.runtime.machine import place
+from ringcoll.runtime.rendezvous import deliver
 from ringcoll.runtime.watch import Process
 from ringcoll.training.resilient import membership
 from ringcoll.training.resilient.membership import Membership

@@ -38,8 +38,7 @@ from ringcoll.lab.simulation import (
     topology_text,
     torus,
 )
-from ringcoll.runtime.machine import read_fit, write_fit
-from ringcoll.runtime.machine.tuning import fit_for
+from ringcoll.runtime.user_files import fit_for, read_fit, write_fit
 from ringcoll.schedules import CONTRACTS, chunks_of_data, verify
 from ringcoll.schedules.algorithms import algorithms, find
 from ringcoll.schedules.cost import Fitted, Range

@@ -23,10 +23,10 @@ from ringcoll.runtime.transport import (
     LocalTransport,
     NcclTransport,
     Transport,
-    around,
-    base,
     catalogue,
+    meet,
     nccl,
+    staged,
     streams,
     ucx,
 )
@@ -53,7 +53,7 @@ class Staged(LocalTransport):
 @pytest.fixture
 def no_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    monkeypatch.setattr(around, "StagedTransport", Staged)
+    monkeypatch.setattr(staged, "StagedTransport", Staged)
     monkeypatch.delenv("RINGCOLL_CUDA_TRANSPORT", raising=False)
     catalogue._automatic.cache_clear()
     yield
@@ -201,7 +201,7 @@ def test_ranks_with_different_transports_are_told(monkeypatch: pytest.MonkeyPatc
         made[rank] = FakeGroup(world, rank)
         return NcclTransport(made[rank], FIRST, meeting, f"GPU {rank}")
 
-    monkeypatch.setattr(around, "StagedTransport", Staged)
+    monkeypatch.setattr(staged, "StagedTransport", Staged)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(nccl, "make", make)
     monkeypatch.delenv("RINGCOLL_CUDA_TRANSPORT", raising=False)
@@ -231,7 +231,7 @@ def test_a_rank_that_lacks_what_others_have_says_why(monkeypatch: pytest.MonkeyP
         transport: Any = SimpleNamespace(
             rank=rank, world_size=2, name=["gloo", "ucx"][rank], verifies=False
         )
-        base.meet_telling(store, transport, 10, lambda: False, "")
+        meet(store, transport, 10, lambda: False)
 
     lacks, has = map(str, together(2, main))
     assert "rank 0 came with transport gloo" in lacks

@@ -11,15 +11,9 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.runtime.transport import (
-    Hub,
-    LocalTransport,
-    Message,
-    SharedTransport,
-    catalogue,
-    told_by,
-)
-from ringcoll.runtime.transport.around import PairsTransport
+from ringcoll.runtime.rendezvous import read_from_ranks
+from ringcoll.runtime.transport import Hub, LocalTransport, Message, SharedTransport, catalogue
+from ringcoll.runtime.transport.pairs import PairsTransport
 
 
 class Near(SharedTransport):
@@ -38,7 +32,7 @@ def test_the_time_limit_of_meeting_counts_from_its_begin():
     begin_s = time.monotonic()
     how = (dist.HashStore(), "address", 0, [1], 60.0, lambda: False, list)
     with pytest.raises(CollectiveTimeoutError, match="for rank 1 to use the group"):
-        told_by(*how, since_s=begin_s - 59.9)
+        read_from_ranks(*how, since_s=begin_s - 59.9)
     assert time.monotonic() - begin_s < 30
 
 

@@ -13,6 +13,7 @@ import torch
 
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.runtime.tensors.memory import may_write
 from ringcoll.runtime.transport import SharedMemory, catalogue
 from ringcoll.runtime.transport.shared import memory as shared_memory
 from ringcoll.runtime.transport.shared import transport as shared
@@ -21,7 +22,6 @@ from ringcoll.runtime.transport.shared.memory import (
     PIECES,
     SharedLayout,
     identity,
-    may_write,
     read_process,
 )
 from tests.programs import shared_memory as program
@@ -168,7 +168,7 @@ def test_other_processors_have_to_be_asked_for(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_unknown_processors_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shared_memory, "_FUTEX", -1)
+    monkeypatch.setattr(shared_memory, "FUTEX", -1)
     shared_memory.missing_means.cache_clear()
     with pytest.raises(ArgumentError, match="needs x86-64 or aarch64"):
         shared.check()

@@ -34,13 +34,13 @@ from ringcoll.runtime.transport import (
     Message,
     NcclTransport,
     Transport,
-    around,
     local,
     settle,
+    staged,
     ucx,
 )
-from ringcoll.runtime.transport.around import PINNED_BYTES, SEGMENT_BYTES, Copies, StagedTransport
 from ringcoll.runtime.transport.base import devices_of
+from ringcoll.runtime.transport.staged import PINNED_BYTES, SEGMENT_BYTES, Copies, StagedTransport
 from ringcoll.schedules import contract
 from ringcoll.schedules.algorithms import algorithms
 from ringcoll.tools.testing import FLOATS, INTEGERS, bits, values
@@ -166,7 +166,7 @@ class SendsPinnedMemory(StagedTransport):
 
 class UploadsTooSoon(StagedTransport):
     def wait(self, handle: Handle, timeout_s: float) -> None:
-        assert isinstance(handle, around._Flight)
+        assert isinstance(handle, staged._Flight)
         for piece in handle.pieces:
             if piece.into is not piece.host:
                 self._upload(piece.host, piece.into)
@@ -767,13 +767,13 @@ def test_pinned_memory_is_the_cpus_and_nobodys_inference_tensor(monkeypatch: pyt
 
     monkeypatch.setattr(torch, "empty", without_cuda)
     with torch.inference_mode():
-        host = around._pinned(3)
+        host = staged._pinned(3)
     assert asked == [(True, "cpu")]
     assert host.nbytes == 3
     assert not host.is_inference()
     monkeypatch.undo()
     with torch.inference_mode():
-        assert not around._ordinary(3).is_inference()
+        assert not staged._ordinary(3).is_inference()
 
 
 class Forgetful(LocalTransport):
@@ -795,7 +795,7 @@ def test_memory_of_what_failed_is_kept_until_the_transport_is_closed():
         (handle,) = transport.post([Message(1, tensor, 0)], [])
         with pytest.raises(CollectiveTimeoutError):
             transport.wait(handle, 0.01)
-        assert isinstance(handle, around._Flight)
+        assert isinstance(handle, staged._Flight)
         alive = weakref.ref(handle.pieces[0].host)
         del handle
         assert alive() is not None

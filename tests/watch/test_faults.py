@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ringcoll.runtime.launch import RankError, Ranks
-from ringcoll.runtime.machine import served
+from ringcoll.runtime.rendezvous import serve_store
 from tests.programs import alarms, faults
 from tests.programs.faults import Caught
 from tests.programs.started import started
@@ -380,7 +380,7 @@ def run_programs(backend: str, case: str, store: str) -> None:
     ],
 )
 def test_a_program_ends_cleanly_with_operations_pending(backend: str, case: str):
-    store = served()
+    store = serve_store()
     run_programs(backend, case, str(store.port))
 
 
@@ -390,14 +390,14 @@ def test_a_child_that_ends_leaves_its_parents_group_alone(transport: str, monkey
     if transport == "ucx":
         pytest.importorskip("ucxx")
     monkeypatch.setenv("RINGCOLL_TRANSPORT", transport)
-    store = served()
+    store = serve_store()
     run_programs("ringcoll", "a child ends", str(store.port))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_training_leaves_no_process():
-    store = served()
+    store = serve_store()
     command = ["-m", "tests.programs.exits", "ringcoll", "in training"]
     with both_ranks(str(store.port), *command) as ranks:
         for process in ranks:
@@ -428,7 +428,7 @@ def test_a_group_is_open_while_the_program_has_functions_to_call(
         pytest.importorskip("ucxx")
     monkeypatch.setenv("RINGCOLL_TRANSPORT", transport)
     outputs = []
-    store = served()
+    store = serve_store()
     by: type[subprocess.Popen[Any]] = WarmProgram
     if transport == "shared":
         by = subprocess.Popen  # once as users start it

@@ -25,7 +25,6 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.group import Communicator
-from ringcoll.runtime.machine import program
 from ringcoll.runtime.operation import Turn, Wait
 from ringcoll.runtime.watch import (
     Running,
@@ -253,7 +252,7 @@ def test_the_groups_that_are_left_are_told() -> None:
 
 def test_installed_packages_are_the_users_code() -> None:
     """They lie within the folder of the standard library."""
-    place = f"{program._STANDARD}site-packages/mine/train.py"
+    place = f"{Path(os.__file__).parent}/site-packages/mine/train.py"
     names: dict[str, Any] = {"record": flight_recorder.record}
     exec(compile("def train():\n    return record()", place, "exec"), names)
     assert names["train"]()["threads"]["MainThread"] == f"{place}:2 in train"

@@ -16,15 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.runtime.machine import (
-    Address,
-    Lines,
-    ProcessState,
-    lines,
-    own_address,
-    place,
-    process_state,
-)
+from ringcoll.runtime.machine import ProcessState, own_address, place, process_state
+from ringcoll.runtime.rendezvous import Address, Lines, lines
 from ringcoll.runtime.watch import Lives, Process, lives, tell
 
 HERE, ELSEWHERE = "this kernel", "another kernel"

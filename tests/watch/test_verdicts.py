@@ -416,7 +416,7 @@ def test_a_store_that_does_not_answer(monitor: Watched, monkeypatch: pytest.Monk
         patience_s.append(limit_s)
         raise TimeoutError
 
-    monkeypatch.setattr(notices, "asked", never)
+    monkeypatch.setattr(notices, "poll_store", never)
     error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
     assert str(error) == LATE
     assert isinstance(error, TransportError)

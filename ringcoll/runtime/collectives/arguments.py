@@ -22,25 +22,8 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.collectives.groups import as_group, communicator, group_rank
 from ringcoll.runtime.group import Communicator
-from ringcoll.runtime.machine import (
-    as_algorithm,
-    has_files,
-    is_rules,
-    rules_in,
-    seconds_of,
-    settings,
-    whole,
-)
-from ringcoll.runtime.operation import (
-    Operation,
-    Request,
-    Stage,
-    check_apart,
-    is_plain,
-    is_short,
-    needs_equal_blocks,
-    share_blocks,
-)
+from ringcoll.runtime.machine import seconds_of, settings, whole
+from ringcoll.runtime.operation import Operation, Request, Stage, is_short, needs_equal_blocks
 from ringcoll.runtime.reduction import (
     MOVED,
     TORCH,
@@ -51,7 +34,8 @@ from ringcoll.runtime.reduction import (
     reproduced,
     resolve,
 )
-from ringcoll.runtime.transport import with_memory
+from ringcoll.runtime.tensors import check_apart, is_plain, share_blocks, with_memory
+from ringcoll.runtime.user_files import as_algorithm, has_files, is_rules, rules_in
 from ringcoll.schedules import OperandOrder, Schedule, contract
 from ringcoll.schedules.algorithms import Algorithm, algorithms, find
 from ringcoll.schedules.cost import AUTO, Rule, segment_bytes_of

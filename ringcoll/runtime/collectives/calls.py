@@ -41,10 +41,10 @@ from ringcoll.runtime.collectives.arguments import (
 )
 from ringcoll.runtime.collectives.groups import OwnGroup, as_group, communicator, known
 from ringcoll.runtime.group import Call, Part, Work
-from ringcoll.runtime.machine import as_algorithm, rules_in
 from ringcoll.runtime.operation import Operation
 from ringcoll.runtime.reduction import Operator, as_operator, resolve
-from ringcoll.runtime.transport import can_write, extent, has_memory, with_memory
+from ringcoll.runtime.tensors import can_write, extent, has_memory, with_memory
+from ringcoll.runtime.user_files import as_algorithm, rules_in
 from ringcoll.schedules import Schedule
 from ringcoll.schedules.algorithms import registry
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.collectives.functions import ReduceOptions
 from ringcoll.runtime.collectives.groups import as_group, communicator, members_of
-from ringcoll.runtime.machine import as_algorithm, cores, is_rules, rules_in, settings, tuning
+from ringcoll.runtime.machine import cores, settings
 from ringcoll.runtime.reduction import as_operator, reproduced, resolve
 from ringcoll.runtime.transport import costs_of, names
+from ringcoll.runtime.user_files import as_algorithm, forced_rules, is_rules, rules_in, tuning
 from ringcoll.schedules import OperandOrder, Schedule, contract
 from ringcoll.schedules.algorithms import find, required
 from ringcoll.schedules.cost import (
@@ -237,7 +238,7 @@ def _expected_table(
     transport: str, world_size: int, hosts: int, device: str
 ) -> tuple[Table, tuple[str, ...]]:
     """The table that such a group will use, as far as it is known before; and notes on it."""
-    forced = settings.forced_rules(settings.forced_text())
+    forced = forced_rules(settings.forced_text())
     table = tuning.known_table(transport, world_size, hosts, device)
     notes: tuple[str, ...] = ()
     if table is None:

@@ -132,8 +132,8 @@ def all_reduce(
     algorithm
         Name of a registered algorithm (`ringcoll.schedules.algorithms`), such as ``"ring"``;
         ``"auto"`` for the one that is predicted to be the fastest; a `Schedule`; or the path of a
-        file that holds a schedule (`ringcoll.runtime.machine.files`). A schedule is verified once,
-        before it runs.
+        file that holds a schedule (`ringcoll.runtime.user_files.algorithms`). A schedule is
+        verified once, before it runs.
     segment_bytes
         Bytes of the segments in which chunks are pipelined. ``None``: only algorithms that need
         segments use them.

@@ -31,8 +31,10 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.runtime.group import Call, Communicator, Work, in_use
-from ringcoll.runtime.machine import answered, common, seconds_of, whole, with_threads
-from ringcoll.runtime.operation import is_plain
+from ringcoll.runtime.machine import seconds_of, whole
+from ringcoll.runtime.process import keep_in_forks
+from ringcoll.runtime.rendezvous import ask_store, common_connection
+from ringcoll.runtime.tensors import is_plain, with_memory
 from ringcoll.runtime.transport import (
     Handle,
     Message,
@@ -43,7 +45,6 @@ from ringcoll.runtime.transport import (
     movable,
     move,
     streams,
-    with_memory,
 )
 from ringcoll.runtime.watch import Lives, Names
 
@@ -189,7 +190,8 @@ class StoreGroup(OwnGroup):
         verify_messages: bool | None = None,
     ) -> None:
         # A long wait on the user's connection would block it.
-        lives = Lives(answered(store, timeout_s, lambda: common(store)), rank, world_size)
+        common = ask_store(store, timeout_s, lambda: common_connection(store))
+        lives = Lives(common, rank, world_size)
         where = lives, rank, world_size, timeout_s, torch.device("cpu"), transport
         super().__init__(member_at(*where, verify_messages=verify_messages))
 
@@ -328,7 +330,7 @@ def _introduce(group: Any, device: torch.device) -> Communicator:
                 _unfinished.discard(group)
             # When torch lets go of the group, its threads, connections and memory end, too. At
             # the end of the process, the communicators close themselves.
-            weakref.finalize(with_threads(group), member.close).atexit = False
+            weakref.finalize(keep_in_forks(group), member.close).atexit = False
     return members[device.type]
 
 
@@ -361,8 +363,8 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     if lives is None:
         store = group.get_group_store()
         # A long wait on the user's connection would block it.
-        own = lambda: common(store, _life_at(store, world_size))  # noqa: E731
-        lives = Lives(answered(store, limit_s, own), rank, world_size)
+        own = lambda: common_connection(store, _life_at(store, world_size))  # noqa: E731
+        lives = Lives(ask_store(store, limit_s, own), rank, world_size)
     asked = _asked.get(group, {})
     options = {name: asked[name] for name in asked.keys() - {"cpu", "cuda"}}
     where = lives, rank, world_size, limit_s, device, asked.get(device.type)

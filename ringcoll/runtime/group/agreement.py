@@ -33,15 +33,10 @@ from ringcoll.errors import (
     TuningFileError,
 )
 from ringcoll.runtime.group.message_costs import CPU, measure
-from ringcoll.runtime.machine import (
-    appears,
-    as_json,
-    cores,
-    read_json,
-    settings,
-    tuning,
-)
+from ringcoll.runtime.machine import cores, settings
+from ringcoll.runtime.rendezvous import parse_json, read_json, wait_for_keys
 from ringcoll.runtime.transport import Handle, Message, Transport, costs_of, names
+from ringcoll.runtime.user_files import forced_rules, tuning
 from ringcoll.schedules.cost import FORCED, MEASURED, Table, built_in
 
 _log = logging.getLogger("ringcoll")
@@ -94,7 +89,7 @@ class Notes:
             token = torch.zeros(1, dtype=torch.uint8, device="cpu")
             (handle,) = self.transport.post([Message(0, token, _TOKEN_TAG)], [])
             self._wait(handle, 0)
-        elif not appears(self.store, [key], self._deadline):
+        elif not wait_for_keys(self.store, [key], self._deadline):
             raise self._late(0)
         return read_json(self.store, key, parse)
 
@@ -122,7 +117,7 @@ def agree(
 
     Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``; an
     earlier measurement for the same transport, numbers of ranks and hosts, and type of device, by
-    this process, or in the user's cache (`ringcoll.runtime.machine.tuning.remember`); a measurement
+    this process, or in the user's cache (`ringcoll.runtime.user_files.tuning`); a measurement
     now, by all ranks. Rank 0's ``RINGCOLL_ALGORITHM`` and ``fit`` count for all ranks, and all
     raise the error if rank 0's variables name rules or a file that cannot be used.
 
@@ -144,7 +139,7 @@ def agree(
     try:
         table = tuning.known_table(*where, _measured.get(where))
         forced = settings.forced_text()
-        rules = settings.forced_rules(forced)
+        rules = forced_rules(forced)
         fitted = tuning.fit_for(fit, tuple(transport.hosts))
     except RingcollError as error:
         is_of_rules = isinstance(error, RulesError | ScheduleError)
@@ -169,7 +164,7 @@ def agree(
 @lru_cache(maxsize=64)  # groups with equal tables have one, so that a choice is made once
 def _table(text: str, *, announces: bool) -> Table:
     """The table in a text."""
-    return replace(Table.from_json(as_json("table", text)), announces=announces)
+    return replace(Table.from_json(parse_json("table", text)), announces=announces)
 
 
 def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
@@ -179,7 +174,7 @@ def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
         raise (RulesError if is_of_rules else TuningFileError)(f"rank 0: {error}")
     own = settings.forced_text()
     if own == forced:
-        settings.forced_rules(own)  # which registers what is in its files
+        forced_rules(own)  # which registers what is in its files
     else:
         line = "rank %d: %s is %r here and %r on rank 0, which counts for all"
         _log.warning(line, notes.rank, FORCED, own, forced)

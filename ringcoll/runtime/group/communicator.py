@@ -39,25 +39,12 @@ from ringcoll.errors import (
 )
 from ringcoll.runtime.group.agreement import agree
 from ringcoll.runtime.group.queue import Queue, Work, Workspace
-from ringcoll.runtime.machine import (
-    answered,
-    at_end,
-    check_goes_on,
-    cores,
-    gone,
-    hears_signals,
-    observers,
-)
+from ringcoll.runtime.machine import cores
 from ringcoll.runtime.operation import Binding, BoundInstruction, Operation, Turn, drive
-from ringcoll.runtime.transport import (
-    Handle,
-    Lane,
-    NotYetError,
-    Streams,
-    Transport,
-    capturing,
-    with_memory,
-)
+from ringcoll.runtime.process import at_end, check_not_ending, hears_signals, observers
+from ringcoll.runtime.rendezvous import ask_store, store_gone_error
+from ringcoll.runtime.tensors import with_memory
+from ringcoll.runtime.transport import Handle, Lane, NotYetError, Streams, Transport, capturing
 from ringcoll.runtime.watch import (
     CallComparison,
     Issued,
@@ -219,7 +206,7 @@ class Communicator:
         fit: str | None = None,
         token: str = "",
     ) -> None:
-        check_goes_on()
+        check_not_ending()
         self.transport, self.timeout_s, self.device = transport, timeout_s, device
         self.rank, self.world_size = transport.rank, transport.world_size
         self.operations: dict[Any, Operation] = {}
@@ -253,7 +240,7 @@ class Communicator:
         _open_communicators[self] = None
         self.token = token
         if not (processes.is_told and token):
-            answered(store, timeout_s, partial(self._introduce, processes))
+            ask_store(store, timeout_s, partial(self._introduce, processes))
         if self.world_size > 1:
             flight_recorder.watch(self)
 
@@ -685,7 +672,7 @@ class Communicator:
             if self.device is not None or self.transport.shares_process:
                 self._meet_all(timeout_s)
             else:
-                answered(self.store, timeout_s, partial(self._meet_all, timeout_s))
+                ask_store(self.store, timeout_s, partial(self._meet_all, timeout_s))
 
     def _meet_all(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -716,7 +703,7 @@ class Communicator:
     def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
         """Break the group after a failure, report the failure, and explain it."""
         if isinstance(error, dist.DistError):
-            error = gone(self.store, error)
+            error = store_gone_error(self.store, error)
         if isinstance(error, TransportError):
             error = _without_frames(self.monitor.explain(error, timeout_s))
             text = str(error)
@@ -874,7 +861,7 @@ class Communicator:
         monitor.wake()  # which sees a rank that makes another call
         try:
             # Rank 0 may come as late as the time limit allows, and then waits as long for others.
-            answered(self.store, 2 * timeout_s + patience_s(timeout_s), wait)
+            ask_store(self.store, 2 * timeout_s + patience_s(timeout_s), wait)
         except TransportError:
             if monitor.error is None:
                 raise

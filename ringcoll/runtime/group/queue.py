@@ -45,12 +45,8 @@ from ringcoll.errors import (
     GroupBrokenError,
     NestedCallError,
 )
-from ringcoll.runtime.machine import (
-    hears_signals,
-    seconds_of,
-    started,
-    untraced,
-)
+from ringcoll.runtime.machine import seconds_of
+from ringcoll.runtime.process import hears_signals, start_thread, untraced
 from ringcoll.runtime.transport import Mark, future
 
 _MOMENT_S = 0.2  # for a thread that has completed a work, and is about to give the turn back
@@ -180,7 +176,7 @@ class Queue(Generic[Item]):
         """Make sure that a thread is left to serve; a second one does no harm."""
         if self._server is None:
             with suppress(GroupBrokenError):  # the program ends: see `serve_alone`
-                started(self._serve, self._name)
+                start_thread(self._serve, self._name)
 
     def _serve(self) -> None:
         self._server = threading.current_thread()

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from ringcoll.errors import PeerLostError
 from ringcoll.runtime.collectives import OwnGroup
 from ringcoll.runtime.group import Communicator
-from ringcoll.runtime.machine import check_goes_on, seconds_of, started
+from ringcoll.runtime.machine import seconds_of
+from ringcoll.runtime.process import check_not_ending, start_thread
 from ringcoll.runtime.transport import Faults, Hub, as_asked
 
 
@@ -92,8 +93,8 @@ def run_threads(
         finally:
             members[rank].close()
 
-    check_goes_on()
-    threads = [started(main, f"rank-{rank}", rank) for rank in range(world_size)]
+    check_not_ending()
+    threads = [start_thread(main, f"rank-{rank}", rank) for rank in range(world_size)]
     for thread in threads:
         thread.join()
     # A rank that was woken up by another's failure did not fail first.

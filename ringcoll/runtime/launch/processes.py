@@ -38,7 +38,8 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.runtime.machine import cores, free_bytes, seconds_of, served, whole
+from ringcoll.runtime.machine import cores, free_bytes, seconds_of, whole
+from ringcoll.runtime.rendezvous import serve_store
 
 PRELOADED = ["ringcoll.runtime.launch.processes", "ringcoll.training.backend.process_group"]
 """Modules that are imported once, in the process from which ranks are forked, and not by each rank.
@@ -266,7 +267,7 @@ class Ranks:
         self.world_size, self.timeout_s = ranks, timeout_s
         self._outlives_errors = outlives_errors
         threads = threads or max(1, cores() // ranks)
-        self._store = served()
+        self._store = serve_store()
 
         def arguments(rank: int, connection: Connection) -> tuple[object, ...]:
             meeting = (self._store.port, rank, ranks, timeout_s)

@@ -1,15 +1,10 @@
-"""Facts of the machine and wishes of its user: settings, cores, stores, files.
+"""Facts of the machine and wishes of its user.
 
-================  ==========================================================
-`settings`        the library's environment variables, and a user's time limits
-`facts`           cores, memory, processor, address; which processes share a host
-`stores`          waits for keys of a store
-`lines`           connections that tell of deaths on other hosts, and bring messages
-`program`         the program around the library: its lines, its signals, its end
-`observers`       who looks at torch's operators beside its profiler
-`files`           files, also with schedules; a user's modules with algorithms
-`tuning`          the file that ``ringcoll tune`` writes
-================  ==========================================================
+==========  ==========================================================
+`settings`  the library's environment variables, and a user's time limits
+`facts`     cores, memory, processor, addresses, sockets; which processes share a host
+`files`     files that are read and replaced as a whole; strict JSON
+==========  ==========================================================
 """
 
 import lazy_loader

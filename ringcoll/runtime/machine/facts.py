@@ -10,8 +10,11 @@ import os
 import platform
 import re
 import socket
+import stat
+import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +25,10 @@ if TYPE_CHECKING:  # some commands ask for facts, and do without torch
 Peaks = Callable[[], int]
 """Returns the peak since the call before, in bytes, and begins again."""
 
+FUTEX: int = -1
+"""Number of the system call futex(2); -1 where it is not known."""
+if sys.platform == "linux":
+    FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 _PROCESS = "/proc/self"
 # By the controllers of a hierarchy of control groups: its folder, the files of limit and use, and
 # what of the use makes room for others. The hierarchy of version 2 lists no controllers.
@@ -49,8 +56,8 @@ class ProcessState(NamedTuple):
 
 def process_state(pid: int) -> ProcessState:
     """The state of a process. Raises ``OSError`` if there is no such process."""
-    stat = Path(f"/proc/{pid:d}/stat").read_text(encoding="utf-8", errors="replace")
-    fields = stat.rpartition(")")[2].split()  # the name before the last parenthesis holds anything
+    text = Path(f"/proc/{pid:d}/stat").read_text(encoding="utf-8", errors="replace")
+    fields = text.rpartition(")")[2].split()  # the name before the last parenthesis holds anything
     clock = Path("/proc/self/ns/time")
     start = f"{fields[19]} {clock.readlink()}" if clock.is_symlink() else fields[19]
     return ProcessState(fields[0], int(fields[1]), start)
@@ -106,8 +113,8 @@ def _free_of_groups(own: str, root: Path) -> list[float]:
                 if most >= _NO_LIMIT:  # to read the rest takes the kernel long
                     continue
                 used = int((group / use).read_text())
-                stat = (group / "memory.stat").read_text().splitlines()
-                numbers = {kind: int(number) for kind, number in map(str.split, stat)}
+                lines = (group / "memory.stat").read_text().splitlines()
+                numbers = {kind: int(number) for kind, number in map(str.split, lines)}
                 free.append(most - used + sum(numbers.get(kind, 0) for kind in kinds))
     return free
 
@@ -142,6 +149,21 @@ def is_loopback(host: str) -> bool:
 def family_of(host: str) -> socket.AddressFamily:
     """The family of addresses to which one belongs; a name counts as IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def sockets() -> Iterator[socket.socket]:
+    """The process's sockets for the internet, one at a time."""
+    opened = Path("/proc/self/fd")
+    for entry in opened.iterdir() if opened.exists() else ():
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                continue
+            connection = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:
+            continue  # closed meanwhile
+        with connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                yield connection
 
 
 @functools.cache
@@ -184,25 +206,18 @@ def hosts_of(places: Sequence[str]) -> tuple[int, ...]:
 
 
 def _resident() -> int:
-    """The largest resident size since the last call; it begins again when ``5`` is written.
+    """The largest resident size of the process since the last call, to some 100 KiB.
 
-    It is the size of the whole process, torch's libraries included, to some 100 KiB: the kernel
-    counts in batches of pages (Linux, ``proc_pid_clear_refs(5)``). Memory that was freed, and that
-    malloc has kept and gives out again, does not show. ``ru_maxrss`` begins again with it.
+    The kernel counts in batches of pages (Linux, ``proc_pid_clear_refs(5)``). Memory that malloc
+    has kept, and gives out again, does not show. ``ru_maxrss`` begins again with it.
     """
     # Without `pathlib`, which takes as long as the kernel does: 20 us instead of 40.
-    file = os.open(f"{_PROCESS}/status", os.O_RDONLY)
-    try:
-        size = re.search(rb"VmHWM:\s*(\d+) kB", os.read(file, 1 << 14))
-    finally:
-        os.close(file)
+    with FileIO(f"{_PROCESS}/status") as file:
+        size = re.search(rb"VmHWM:\s*(\d+) kB", file.read(1 << 14))
     if size is None:
         raise OSError("the kernel does not tell VmHWM")
-    file = os.open(f"{_PROCESS}/clear_refs", os.O_WRONLY)
-    try:
-        os.write(file, b"5")
-    finally:
-        os.close(file)
+    with FileIO(f"{_PROCESS}/clear_refs", "w") as file:
+        file.write(b"5")
     return 1024 * int(size[1])
 
 

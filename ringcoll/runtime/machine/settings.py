@@ -32,12 +32,9 @@ import os
 from datetime import timedelta
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ringcoll.errors import ArgumentError, RulesError, TuningFileError
-
-if TYPE_CHECKING:
-    from ringcoll.schedules.cost import Rule
+from ringcoll.errors import ArgumentError, TuningFileError
 
 FOREVER_S = 2.0**31
 """A time limit that nobody lives to see: 68 years. Clocks that count nanoseconds in 64 bits hold
@@ -117,19 +114,6 @@ def forced_text() -> str:
     from ringcoll.schedules.cost import FORCED
 
     return os.environ.get(FORCED, "").strip()
-
-
-def forced_rules(text: str) -> tuple[Rule, ...]:
-    """Read ``RINGCOLL_ALGORITHM``'s text, and the files that it names; errors name the variable."""
-    from ringcoll.runtime.machine.files import rules_in
-    from ringcoll.schedules.cost import FORCED
-
-    try:
-        return rules_in(text)
-    except RulesError as error:
-        raise RulesError(
-            error.message, text=error.text, start=error.start, length=error.length, source=FORCED
-        ) from error
 
 
 def tuning_file() -> tuple[Path | None, bool]:

@@ -3,7 +3,7 @@
 ==============  ==========================================================
 `instructions`  what a plan is made of: regions of memory, instructions; messages to lend
 `plan`          one rank's part of a schedule, as a flat list of instructions
-`stage`         the user's tensors as flat ones, and back; whether tensors share memory
+`stage`         the user's tensors as flat ones, and back
 `executor`      instructions bound to memory and to a transport, and run
 `operation`     a call compiled, and its bindings to memory
 ==============  ==========================================================

@@ -19,7 +19,4 @@ from .operation import needs_equal_blocks as needs_equal_blocks
 from .plan import Plan as Plan
 from .plan import compile_plan as compile_plan
 from .stage import Stage as Stage
-from .stage import check_apart as check_apart
 from .stage import fusible as fusible
-from .stage import is_plain as is_plain
-from .stage import share_blocks as share_blocks

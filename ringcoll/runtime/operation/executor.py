@@ -20,6 +20,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor
 from ringcoll.runtime.operation.instructions import ALIGNMENT, Combine, Post, Region, Wait
 from ringcoll.runtime.operation.plan import Plan
 from ringcoll.runtime.reduction import TORCH, Engine, Reduction
-from ringcoll.runtime.transport import AroundTransport, Exchange, Handle, Message, Transport
+from ringcoll.runtime.transport import AroundTransport, Exchange, Handle, Message, Start, Transport
 
 _PIECE = 1 << 20  # bytes of a lent message that are read and reduced at a time
 _LEAST_S = 0.001  # a wait whose time is up still looks whether the message is there
@@ -86,13 +87,11 @@ def bind(
     spaces = (inputs, outputs, work, work, work, narrow)
 
     def view(number: int) -> Tensor:
-        known = views.get(number)
-        if known is None:
-            space, part, offset, numel = regions[number]
-            whole = spaces[space][part]
-            known = whole if numel == whole.numel() else whole[offset : offset + numel]
-            views[number] = known
-        return known
+        if number not in views:
+            space, index, offset, numel = regions[number]
+            whole = spaces[space][index]
+            views[number] = whole if numel == whole.numel() else whole[offset : offset + numel]
+        return views[number]
 
     def message(item: tuple[int, int, int]) -> Message:
         peer, number, numel = item
@@ -168,10 +167,7 @@ def _at_place(exchange: Exchange, steps: Sequence[Callable[[], object]]) -> None
 def _by_exchange(
     plan: Plan, transport: Transport, dtype: torch.dtype
 ) -> dict[int, tuple[int, int]]:
-    """Messages that arrive by an exchange, as they are short enough on all ranks.
-
-    From the number of each to the index of its post, and its position there.
-    """
+    """By message that comes by an exchange: the index of its post, and its position there."""
     arrivals: dict[int, tuple[int, int]] = {}
     number, most = 0, transport.exchanges_to // dtype.itemsize
     for index, item in enumerate(plan.instructions if most else ()):
@@ -216,13 +212,10 @@ def _scratch(place: int, dtype: torch.dtype) -> Tensor:
 
 @dataclass(slots=True)
 class _Borrower:
-    """A reduction of which some sources are lent messages, piece by piece, as pieces stay in cache.
-
-    ``positions`` are those of lent sources, whose memory is not used; `Engine.bind` has the rest.
-    """
+    """A reduction of sources of which some are lent messages, in pieces that stay in a cache."""
 
     transport: Transport
-    positions: Sequence[int]
+    positions: Sequence[int]  # of lent sources, whose own memory is not used
     bind: Callable[..., Callable[[], object]]  # to memory; the reduction is known
     into: Tensor
     sources: Sequence[Tensor]
@@ -313,19 +306,13 @@ def drive(
 class Silent(AroundTransport):
     """Sends nothing, and receives nothing."""
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make nothing ready."""
         num_messages = len(receives) + len(sends)
         return lambda mixed: [None] * num_messages
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for nothing."""
-
-
-class _Unwatched:
-    wait: Wait | None = None
 
 
 def rehearse(
@@ -349,6 +336,6 @@ def rehearse(
     small = replace(plan, regions=regions, arriving_numel=numel, workspace_numel=numel)
     memory = [inputs], [outputs], workspace
     program = bind(small, *memory, silent, reduction=reduction, engine=engine)
-    drive(program, 0, silent.wait, math.inf, _Unwatched())
+    drive(program, 0, silent.wait, math.inf, SimpleNamespace(wait=None))
     results = outputs.view(result_dtype) if reduction is None else reduction.decode(outputs)
     torch.empty(numel, 2, dtype=results.dtype, device=device)[:, 0].copy_(results)  # with a stride

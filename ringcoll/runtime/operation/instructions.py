@@ -43,7 +43,7 @@ class Region(NamedTuple):
     """A run of elements: ``numel`` from ``offset`` in one tensor of a space."""
 
     space: Space
-    part: int
+    tensor: int
     offset: int
     numel: int
 
@@ -51,7 +51,7 @@ class Region(NamedTuple):
         """Whether the two regions share an element."""
         return (
             self.space is other.space
-            and self.part == other.part
+            and self.tensor == other.tensor
             and self.offset < other.offset + other.numel
             and other.offset < self.offset + self.numel
         )
@@ -59,23 +59,12 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Lengths and places of the blocks of a collective.
+    """Lengths and places of the blocks of a collective."""
 
-    Parameters
-    ----------
-    lengths
-        (block, numel) of every block that this rank has to know.
-    split_input, split_output
-        Whether each block is a tensor of its own, as in list forms; otherwise all blocks
-        lie end to end in a single tensor.
-    in_place
-        Whether blocks that are both input and output share their memory.
-    """
-
-    lengths: tuple[tuple[int, int], ...]
-    split_input: bool = False
+    lengths: tuple[tuple[int, int], ...]  # (block, numel) of every block that this rank has to know
+    split_input: bool = False  # each block is a tensor, and does not lie in a single one end to end
     split_output: bool = False
-    in_place: bool = False
+    in_place: bool = False  # blocks that are both input and output share their memory
 
 
 def _align(numel: int) -> int:
@@ -83,7 +72,7 @@ def _align(numel: int) -> int:
 
 
 class Memory:
-    """Where references lie: the layout and the schedule's chunks together."""
+    """The places of references, from the layout and the schedule's chunks."""
 
     def __init__(self, schedule: Schedule, rank: int, layout: Layout, segments: int) -> None:
         rules = contract(schedule.collective)
@@ -110,14 +99,12 @@ class Memory:
     def _lay_out(
         self, space: Space, blocks: Sequence[int], split: bool
     ) -> dict[int, tuple[Space, int, int]]:
-        """(space, part, offset) of each block."""
         if split:
-            return {block: (space, part, 0) for part, block in enumerate(blocks)}
+            return {block: (space, tensor, 0) for tensor, block in enumerate(blocks)}
         starts = accumulate((self.length[block] for block in blocks), initial=0)
         return {block: (space, 0, start) for block, start in zip(blocks, starts, strict=False)}
 
     def _region(self, ref: Ref, segment: int) -> Region:
-        """The memory of one segment of a chunk or slot."""
         block, piece = divmod(ref.chunk, self.per_block)
         try:
             length = self.length[block]
@@ -134,8 +121,8 @@ class Memory:
             base = ref.slot * self.slot_stride + segment * self.segment_stride
             return Region(Space.SCRATCH, 0, base, numel)
         places = self.inputs if ref.buffer is Buffer.INPUT else self.outputs
-        space, part, first = places[block]
-        return Region(space, part, first + start, numel)
+        space, tensor, first = places[block]
+        return Region(space, tensor, first + start, numel)
 
 
 def joined(regions: Iterable[Region]) -> list[Region]:
@@ -146,7 +133,7 @@ def joined(regions: Iterable[Region]) -> list[Region]:
         last = result[-1] if result else None
         if (
             last is not None
-            and (last.space, last.part) == (region.space, region.part)
+            and last[:2] == region[:2]
             and last.offset + last.numel == region.offset
         ):
             result[-1] = last._replace(numel=last.numel + region.numel)
@@ -158,15 +145,15 @@ def joined(regions: Iterable[Region]) -> list[Region]:
 class Supply:
     """Hands out consecutive regions of working memory, from the start again in each wave."""
 
-    def __init__(self, space: Space, part: int = 0) -> None:
-        self.space, self.part, self.used, self.most = space, part, 0, 0
+    def __init__(self, space: Space, tensor: int = 0) -> None:
+        self.space, self.tensor, self.used, self.most = space, tensor, 0, 0
 
     def take(self, numel: int, like: Region) -> Region:
         """Take memory for so many elements, with the alignment of the region ``like``."""
         offset = self.used + like.offset % ALIGNMENT
         self.used = _align(offset + numel)
         self.most = max(self.most, self.used)
-        return Region(self.space, self.part, offset, numel)
+        return Region(self.space, self.tensor, offset, numel)
 
 
 class Post(NamedTuple):

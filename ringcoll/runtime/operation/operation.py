@@ -45,7 +45,7 @@ _MOST_BINDINGS = 128  # addresses that an operation remembers
 # By tracemalloc, on 1 to 8 ranks; of an instruction, in rings of 512 segments on 2 ranks.
 _OBJECTS_NBYTES, _PEER_NBYTES, _INSTRUCTION_NBYTES = 5 << 10, 1 << 10, 288
 _TIMES = 3  # that tensors are at a place before their binding is kept
-_UNUSED = 2  # a binding is, if all might have been used so often since its last use
+_MOST_ROUNDS = 2  # in which all bindings might be used before a binding that is not used goes
 
 
 class Request(NamedTuple):
@@ -239,23 +239,7 @@ class Words:
 
 
 class Operation:
-    """A call that can run with any tensors of the same kind.
-
-    Parameters
-    ----------
-    results
-        Numbers of the tensors that hold the result.
-    inference
-        Whether results are inference tensors, which only inference mode may write.
-    may_alias
-        Whether short tensors may be used at their own places: their blocks share no memory.
-    is_short
-        Whether short tensors pass through memory of the operation's own: see `is_short`.
-    prepared
-        Whether the operation belongs to a single call (`plan()`), and keeps all its bindings.
-    file
-        The file that the algorithm was read from; empty if it was not.
-    """
+    """A call that can run with any tensors of the same kind."""
 
     def __init__(
         self,
@@ -263,12 +247,12 @@ class Operation:
         stage: Stage,
         device: torch.device,
         *,
-        results: Sequence[int],
-        inference: bool,
-        may_alias: bool,
-        is_short: bool,
-        prepared: bool,
-        file: str = "",
+        results: Sequence[int],  # numbers of the tensors that hold the result
+        inference: bool,  # results are inference tensors, which only inference mode may write
+        may_alias: bool,  # short tensors may be used at their own places: blocks share no memory
+        is_short: bool,  # see the function `is_short`
+        prepared: bool,  # it belongs to a single call (`plan()`), and keeps all its bindings
+        file: str = "",  # from which the algorithm was read
     ) -> None:
         self.file = file
         self.request, self.stage, self.device, self.results = request, stage, device, results
@@ -379,11 +363,10 @@ class Operation:
     def _make_room(self) -> None:
         """Let go of bindings that are not used any more, before another one is made.
 
-        A program that makes its tensors anew has them at other places now and then. What a binding
-        consists of may lie where the last tensor was, and move the next one: so a new binding has
-        to take the memory of an old one, or the heap would grow by a tensor a binding.
+        A new binding has to take the memory of an old one. If it took the place of the last tensor,
+        the next tensor would move, and the heap would grow by a tensor a binding.
         """
-        oldest = self._num_runs - _UNUSED * (len(self.bindings) + 1)
+        oldest = self._num_runs - _MOST_ROUNDS * (len(self.bindings) + 1)
         self.bindings = {
             places: binding
             for places, binding in self.bindings.items()

@@ -61,33 +61,21 @@ from ringcoll.schedules import (
 class Plan:
     """The program of one rank.
 
-    Parameters
-    ----------
-    regions
-        The memory that the instructions name by number. All spaces but input and
-        output lie in one tensor of working memory.
-    workspace_numel
-        Elements of working memory, beyond the user's tensors: those that are used, and so many more
-        that they can be aligned as the user's tensors.
-    arriving_numel
-        End of the last region of ``Space.ARRIVING``. These regions have the offsets of staging
-        memory, and may be in a tensor of their own, of another dtype.
-    departing
-        Indices of each `Combine` whose total the next `Post` sends, before anything else reads
-        or writes the total: it may be rounded to another dtype right away.
-    waves
-        Indices of the instructions with which waves begin.
+    All spaces but input and output lie in one tensor of working memory. Regions of
+    ``Space.ARRIVING`` have the offsets of staging memory, and may be in a tensor of their own, of
+    another dtype. A total that the next `Post` sends, before anything else reads or writes it, may
+    be rounded to another dtype right away.
     """
 
     schedule: Schedule
     rank: int
     segments: int
-    regions: tuple[Region, ...]
+    regions: tuple[Region, ...]  # which the instructions name by number
     instructions: tuple[Instruction, ...]
-    workspace_numel: int
-    arriving_numel: int
-    departing: frozenset[int]
-    waves: tuple[int, ...]
+    workspace_numel: int  # of working memory, with so many more that it can be aligned
+    arriving_numel: int  # end of the last region of ``Space.ARRIVING``
+    departing: frozenset[int]  # indices of each `Combine` whose total is sent next
+    waves: tuple[int, ...]  # indices of the instructions with which waves begin
 
     @property
     def sent_numel(self) -> int:
@@ -126,10 +114,6 @@ def _alike(
             others = list(schedule.steps(peer))
             alike = {n for n in alike if holds(others[n] if n < len(others) else Step())}
     return alike
-
-
-def _is_local(step: Step) -> bool:
-    return not any(isinstance(operation, Send | Recv | RecvReduce) for operation in step)
 
 
 def _overlap(some: Iterable[Region], others: Sequence[Region]) -> bool:
@@ -190,14 +174,14 @@ class _Compiler:
         self.instructions += [wait for wait, _ in self.sends]
         # All working memory is one tensor, in which the areas lie one after the other.
         staging = (self.staging, *self.early_areas)
-        sizes = {(area.space, area.part): area.most for area in (*staging, self.packing)}
+        sizes = {(area.space, area.tensor): area.most for area in (*staging, self.packing)}
         sizes[Space.SCRATCH, 0] = self.memory.scratch_numel
         used = sum(sizes.values())
         starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         for area in staging:
-            starts[Space.ARRIVING, area.part] = starts[Space.STAGING, area.part]
+            starts[Space.ARRIVING, area.tensor] = starts[Space.STAGING, area.tensor]
         regions = tuple(
-            region._replace(part=0, offset=region.offset + starts[region[:2]])
+            region._replace(tensor=0, offset=region.offset + starts[region[:2]])
             if region[:2] in starts
             else region
             for region in self.numbers
@@ -224,7 +208,9 @@ class _Compiler:
         """
         local: set[int] = set()
         if self.segments > 1 and self.schedule.world_size <= _MOST_LOCAL:
-            local = _alike(self.schedule, self.rank, steps, _is_local)
+            messages = Send | Recv | RecvReduce
+            is_local = lambda step: not any(isinstance(each, messages) for each in step)  # noqa: E731
+            local = _alike(self.schedule, self.rank, steps, is_local)
         stages = [number for number in range(len(steps)) if not number or number not in local]
         for number, end in pairwise([*stages, len(steps)]):
             self.local_after[number] = steps[number + 1 : end]
@@ -535,22 +521,11 @@ _known: WeakValueDictionary[tuple[object, ...], Plan] = WeakValueDictionary()
 def compile_plan(
     schedule: Schedule, rank: int, layout: Layout, segments: int = 1, *, posts_early: bool = True
 ) -> Plan:
-    """Compile a rank's part of a schedule.
+    """Compile a rank's part of a verified schedule, of which each chunk is cut into segments.
 
-    Parameters
-    ----------
-    schedule
-        A verified schedule.
-    segments
-        Number of segments that each chunk is cut into, at least 1.
-    posts_early
-        Whether receives may be posted a wave before their sends. On a transport that matches by
-        order alone they may not: there a wave is one group.
-
-    Raises
-    ------
-    ScheduleError
-        The schedule passes on blocks whose length this rank does not know.
+    Receives may be posted a wave before their sends (``posts_early``), but for a transport that
+    matches by order alone: there a wave is one group. Raises `ScheduleError` if the schedule passes
+    on blocks whose length this rank does not know.
     """
     key = schedule, rank, layout, segments, posts_early
     plan = _known.get(key)

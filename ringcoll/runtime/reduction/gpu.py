@@ -22,6 +22,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib import import_module, resources
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -204,14 +205,8 @@ def launch_of(
 ) -> Launch | None:
     """Fit a kernel to vectors; ``None`` if one of them is not aligned to its own elements.
 
-    Parameters
-    ----------
-    kernel
-        Kernel with any run.
-    into, sources
-        Flat contiguous tensors, all with the same number of elements.
-    factor
-        Number by which the total is divided, or multiplied.
+    The vectors are flat and contiguous, and have the same number of elements. By the factor, the
+    total is divided or multiplied.
     """
     vectors, numel = (*sources, *into), into[0].numel()
     assert all(vector.numel() == numel for vector in vectors)
@@ -242,20 +237,8 @@ _choosing = threading.Lock()
 _chosen: dict[str, Engine] = {}
 
 
-class _Stream(NamedTuple):
-    """A stream for CuPy's launcher, which reads the attribute ``ptr`` only."""
-
-    ptr: int
-
-
-_stream = cache(_Stream)
-
-
-def _import_cupy() -> Any:
-    """Import CuPy; warnings of an import are nobody's, even where the user makes them errors."""
-    with warnings.catch_warnings():  # it is process-wide: an import is short, and happens once
-        warnings.simplefilter("ignore")
-        return import_module("cupy")
+# CuPy's launcher reads the attribute ``ptr`` of a stream only.
+_stream = cache(lambda handle: SimpleNamespace(ptr=handle))
 
 
 def _unusable() -> str:
@@ -263,7 +246,7 @@ def _unusable() -> str:
     major = (torch.version.cuda or "13").partition(".")[0]
     advice = f"pip install 'ringcoll[cuda{major}]'"
     try:
-        cupy = _import_cupy()
+        cupy = import_module("cupy")
     except ImportError as error:
         return f"CuPy is not installed ({_in_one_line(error)}): {advice}"
     except Exception as error:  # noqa: BLE001  # a broken installation raises anything
@@ -273,10 +256,8 @@ def _unusable() -> str:
         if str(cuda) != major:
             return f"CuPy is built for CUDA {cuda}, torch for CUDA {torch.version.cuda}: {advice}"
         # A kernel needs NVRTC, CUDA's headers, a folder for the compiled kernel, and a driver that
-        # is new enough. CuPy warns of some of it; that must not be an error here.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _ = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
+        # is new enough.
+        _ = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
     except Exception as error:  # noqa: BLE001  # CuPy has many kinds of its own
         text = _in_one_line(error)
         return f"CuPy does not work here: {text}" + (f": {advice}" if "header" in text else "")
@@ -291,20 +272,10 @@ def _in_one_line(error: Exception) -> str:
 
 
 def engine(wanted: str = "auto", device: torch.device | None = None) -> Engine:
-    """The engine that reduces CUDA tensors in this process.
+    """The engine that reduces CUDA tensors in this process; CuPy is tried on ``device``.
 
-    Parameters
-    ----------
-    wanted
-        ``"cupy"``, ``"torch"``, or ``"auto"``: CuPy where CuPy works, otherwise torch, with a
-        warning.
-    device
-        Device on which CuPy is tried; by default the current device.
-
-    Raises
-    ------
-    MissingExtraError
-        CuPy is wanted, and cannot be used.
+    ``wanted`` is ``"cupy"``, ``"torch"``, or ``"auto"``: CuPy where CuPy works, otherwise torch,
+    with a warning. Raises `MissingExtraError` if CuPy is wanted, and cannot be used.
     """
     if wanted in _chosen:
         return _chosen[wanted]
@@ -324,9 +295,10 @@ def _choose(wanted: str) -> Engine:
     assert wanted in ("auto", "cupy", "torch"), wanted
     if wanted == "torch":
         return Engine("it was asked for")
-    reason = _unusable()
-    if not reason:
-        return CupyEngine(_import_cupy(), required=wanted == "cupy")
+    with warnings.catch_warnings():  # CuPy's, even if the user makes them errors; process-wide
+        warnings.simplefilter("ignore")
+        if not (reason := _unusable()):
+            return CupyEngine(import_module("cupy"), required=wanted == "cupy")
     if wanted == "cupy":
         raise MissingExtraError(reason)
     return Engine(reason)
@@ -444,7 +416,6 @@ class CupyEngine(Engine):
         return function
 
     def _load(self, kernel: Kernel) -> Any:
-        """Compile a kernel, once, and load it into the current device."""
         raw = self._compiled.get(kernel)
         if raw is None:
             program = header() + kernel.definition()

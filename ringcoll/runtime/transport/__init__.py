@@ -3,7 +3,10 @@
 ===========  ==========================================================
 `base`       what a transport is, and a transport around another one
 `catalogue`  one entry a transport; nothing else lists them
-`around`     narrower dtypes, CUDA tensors through host memory, another transport between hosts
+`meeting`    how ranks meet before their first message
+`narrow`     another transport, rounded to a wire dtype
+`staged`     another transport, with CUDA tensors that pass through host memory
+`pairs`      a transport inside each host, and another one between hosts
 `faulty`     another transport, with faults on purpose, or with a checksum beside each message
 `gloo`       a process group of torch's gloo, CPU tensors
 `nccl`       grouped batches on a process group of torch's NCCL

@@ -14,40 +14,25 @@ Tensors on a CUDA device are carried in the order of the stream that is current 
 How a transport does that is its own business. If the host moves the messages (UCX, threads), the
 transport lets the stream run dry when it posts, with `settle`; `StagedTransport` copies on a
 stream of its own; NCCL enqueues the messages themselves.
-
-No address of a user's tensor is read before the tensor has passed `with_memory`. A tensor that is
-on a device need not have memory there. A subclass with a ``__torch_dispatch__`` of its own may
-stand for other tensors: an ``AsyncCollectiveTensor`` of torch for the result of a collective that
-is still under way, a ``DTensor`` for a part on each rank, a ``FakeTensor`` for nothing. And a
-storage can be freed, or made shorter than the tensors that look at it.
-
-torch's collectives are operators, so that such a class itself says what an operator does to its
-tensors. Here an operator that does nothing goes the same way, and notes the tensor that arrives.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.nn.parameter import is_lazy
 
-from ringcoll._package import __version__
-from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.runtime.machine import appears, as_json, hosts_of, place, read_all
-from ringcoll.runtime.transport import catalogue
-from ringcoll.runtime.transport.shared.memory import may_write
+from ringcoll.errors import TransportError
 
 Handle = object
 """A message on its way: `Transport.post` returns it, and `Transport.wait` takes it."""
+Start = Callable[[int], list[Handle]]
+"""Starts messages that `Transport.bind` has made ready."""
 
 
 class Message(NamedTuple):
@@ -155,9 +140,7 @@ class Transport(Protocol):
             The ranks could not be connected, or `abort` was called.
         """
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; return a callable that starts them, any number of times.
 
         The callable takes a number of 31 bits, which is mixed into the tags (exclusive or), and
@@ -298,265 +281,12 @@ def bytes_at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
+def left_s(deadline: float) -> float:
+    """Seconds until a deadline of ``time.monotonic``; a moment at least, for a last look."""
+    return max(deadline - time.monotonic(), 0.001)
+
+
 def settle(devices: Iterable[torch.device]) -> None:
     """Wait for all work that is enqueued on the current streams of some CUDA devices."""
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
-
-
-def late(rank: int, missing: Sequence[int], timeout_s: float) -> CollectiveTimeoutError:
-    """The error of a rank that has waited in vain for others to meet it."""
-    ranks = ", ".join(f"rank {peer}" for peer in missing)
-    return CollectiveTimeoutError(
-        f"rank {rank} waited the whole timeout of {timeout_s:g} s for {ranks} to use the "
-        "group for the first time",
-        peer=missing[0] if missing else None,
-    )
-
-
-def await_peers(
-    store: dist.Store,
-    rank: int,
-    keys: Mapping[int, str],
-    deadline: float,
-    timeout_s: float,
-    given_up: Callable[[], bool],
-    *,
-    last_key: str = "",
-) -> None:
-    """Wait until the store has the key of each peer, or the last key, which follows all of them."""
-    if not appears(store, [last_key] if last_key else [*keys.values()], deadline, given_up):
-        if given_up():
-            raise PeerLostError(f"rank {rank} gave up meeting the others")
-        missing = [peer for peer, key in keys.items() if not store.check([key])]
-        raise late(rank, missing, timeout_s)
-
-
-def told_by(
-    store: dist.Store,
-    name: str,
-    rank: int,
-    peers: Sequence[int],
-    timeout_s: float,
-    given_up: Callable[[], bool],
-    parse: Callable[[Any], Any],
-    *,
-    since_s: float | None = None,
-) -> dict[int, Any]:
-    """Read what each of some ranks has put into the store as JSON, under ``NAME/RANK``.
-
-    The time limit counts from ``since_s``, a time of ``time.monotonic``; by default from now.
-
-    Raises
-    ------
-    CollectiveTimeoutError, PeerLostError
-        As `meet`.
-    TransportError
-        A text is not JSON that ``parse`` reads.
-    """
-    keys = {peer: f"{name}/{peer}" for peer in peers}
-    deadline = (time.monotonic() if since_s is None else since_s) + timeout_s
-    await_peers(store, rank, keys, deadline, timeout_s, given_up)
-    texts = zip(keys.items(), read_all(store, [*keys.values()]), strict=True)
-    return {peer: as_json(key, text, parse) for (peer, key), text in texts}
-
-
-def meet(
-    store: dist.Store, transport: Transport, timeout_s: float, given_up: Callable[[], bool]
-) -> tuple[int, ...]:
-    """Wait for every rank, with the same transport and version; return their host numbers.
-
-    Parameters
-    ----------
-    store
-        Store of the group. Its keys here are the same for every transport, so that ranks with
-        different transports meet.
-    transport
-        This rank's transport.
-    timeout_s
-        Time limit in seconds.
-    given_up
-        Function that says whether the wait is in vain.
-
-    Raises
-    ------
-    CollectiveTimeoutError
-        Some rank did not come.
-    TransportError
-        Some rank came with another transport, or another version of the library.
-    PeerLostError
-        ``given_up`` has returned ``True``.
-    """
-    return meet_telling(store, transport, timeout_s, given_up, "")[0]
-
-
-def meet_telling(
-    store: dist.Store,
-    transport: Transport,
-    timeout_s: float,
-    given_up: Callable[[], bool],
-    about: str,
-) -> tuple[tuple[int, ...], list[str]]:
-    """As `meet`; ``about`` is this rank's text for the others.
-
-    Returns the number of each rank's host, and the text of every rank.
-    """
-    rank, world_size = transport.rank, transport.world_size
-    keys = {peer: f"here/{peer}" for peer in range(world_size)}
-    how = " with verify_messages" if transport.verifies else ""
-    own = f"transport {transport.name}{how} of ringcoll {__version__}"
-    store.set(keys[rank], f"{own}\n{place()}\n{about}")
-    await_peers(store, rank, keys, time.monotonic() + timeout_s, timeout_s, given_up)
-    places, abouts = [], []
-    for peer, text in enumerate(read_all(store, [*keys.values()])):
-        other, where, about = [*text.split("\n", 2), "", ""][:3]
-        if other != own:
-            lacking = catalogue.lacking("".join(other.split()[1:2]))
-            raise TransportError(
-                f"rank {rank} came with {own}, rank {peer} with {other}; all ranks need the same. "
-                + (f"Rank {rank} cannot: {lacking}. " if lacking else "")
-                + "`ringcoll doctor` says, where a rank runs, what it lacks, and "
-                "RINGCOLL_TRANSPORT=gloo (RINGCOLL_CUDA_TRANSPORT for CUDA tensors), on all ranks, "
-                "needs nothing"
-            )
-        places.append(where)
-        abouts.append(about)
-    return hosts_of(places), abouts
-
-
-# --- the memory of a user's tensors ---------------------------------------------------------
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie in memory by strides, as they are."""
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
-
-
-def extent(tensor: Tensor) -> int:
-    """Bytes from a strided tensor's first element to the end of its last element."""
-    if tensor.is_contiguous():
-        return tensor.nbytes
-    if not tensor.numel():
-        return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.itemsize
-
-
-def has_memory(tensor: Tensor) -> bool:
-    """Whether the storage of a strided tensor has all its elements."""
-    nbytes = extent(tensor)
-    if not nbytes:
-        return True
-    end = nbytes + tensor.storage_offset() * tensor.itemsize
-    return tensor.data_ptr() != 0 and tensor.untyped_storage().nbytes() >= end
-
-
-def can_write(tensor: Tensor) -> bool:
-    """Whether the first and the last element of a strided tensor can be written.
-
-    A file that is mapped for reading cannot; torch does not know. torch's own memory can.
-    """
-    if tensor.untyped_storage().resizable() or not tensor.is_cpu or not tensor.numel():
-        return True
-    begin = tensor.data_ptr()
-    return may_write(begin) and may_write(begin + extent(tensor) - 1)
-
-
-def with_memory(
-    tensor: object, rank: int | None = None, argument: str = "tensor", *, is_written: bool = False
-) -> Tensor:
-    """The dense tensor in whose memory the elements of a user's tensor lie.
-
-    It is the tensor itself; or, for a tensor of a class that dispatches operators, the tensor that
-    the class hands to an operator. It has been waited for.
-
-    Parameters
-    ----------
-    tensor
-        Argument of the user, unchecked.
-    rank, argument
-        Rank and name of the argument, for the error.
-    is_written
-        Whether the memory is going to be written.
-
-    Raises
-    ------
-    ArgumentError
-        The argument is no tensor, is not dense, or has no memory; or it is going to be written, and
-        its memory can only be read.
-    """
-    if not isinstance(tensor, Tensor):
-        raise ArgumentError("not a tensor", argument, "a torch.Tensor", type(tensor), rank)
-    if is_lazy(tensor):
-        raise ArgumentError("is not initialized yet", argument, "memory", type(tensor), rank)
-    if is_functorch_wrapped_tensor(tensor):
-        message = "is of a transformation such as vmap"
-        raise ArgumentError(message, argument, "memory", "no memory", rank)
-    if _dispatches(tensor):
-        tensor = _behind(tensor, argument, rank)
-    if not is_dense(tensor):
-        kind: object = tensor.dtype if tensor.is_quantized else tensor.layout
-        kind = "a nested tensor" if tensor.is_nested else kind
-        raise ArgumentError("must be dense", argument, "a strided tensor", kind, rank)
-    if tensor.is_meta:
-        raise ArgumentError("has no data", argument, "memory", tensor.device, rank)
-    if not has_memory(tensor):
-        size = tensor.untyped_storage().nbytes()
-        message = "has no memory: its storage was freed, or has become too short, or never had any"
-        got = f"{type(tensor).__name__} with a storage of {size} bytes"
-        raise ArgumentError(message, argument, f"{extent(tensor)} bytes", got, rank)
-    if is_written and not can_write(tensor):
-        expected = "memory that can be written: clone() it"
-        got = "memory that can only be read, as a file's"
-        raise ArgumentError("would be written", argument, expected, got, rank)
-    return tensor
-
-
-def _dispatches(tensor: Tensor) -> bool:
-    """Whether a tensor's class says itself what operators do."""
-    kind: Any = type(tensor)
-    return bool(kind.__torch_dispatch__ is not _NONE)
-
-
-class _Arrived(threading.local):
-    """The tensors that have arrived at the operator in this thread."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-
-
-_arrived = _Arrived()
-
-
-def _arrive(tensor: Tensor) -> None:
-    _arrived.tensors.append(tensor)
-
-
-_NONE = Tensor.__torch_dispatch__
-_making = threading.Lock()
-_operator: list[Any] = []
-
-
-def _behind(tensor: Tensor, argument: str, rank: int | None) -> Tensor:
-    """The tensor that arrives at an operator in the place of a tensor that dispatches."""
-    with _making:
-        if not _operator:
-            library: Any = torch.library.Library("ringcoll", "FRAGMENT")  # type: ignore[no-untyped-call]
-            library.define("arrive(Tensor tensor) -> ()")
-            for key in ("CPU", "CUDA"):
-                library.impl("arrive", _arrive, key)
-            _operator.extend((torch.ops.ringcoll.arrive.default, library))
-    expected, kind = "memory, or a class that stands for a single tensor", type(tensor)
-    _arrived.tensors = []
-    try:
-        with torch.no_grad():
-            _operator[0](tensor)
-    except Exception as error:
-        message = f"a tensor of this class cannot be sent ({error})"
-        raise ArgumentError(message, argument, expected, kind, rank) from error
-    finally:
-        arrived, _arrived.tensors = _arrived.tensors, []
-    if len(arrived) != 1 or _dispatches(arrived[0]):
-        message = f"its class stands for {len(arrived)} tensors"
-        raise ArgumentError(message, argument, expected, kind, rank)
-    return arrived[0]

@@ -59,30 +59,16 @@ class Entry:
         return kind in self.sends or (kind == "cuda" and self.stages)
 
     def check(self) -> None:
-        """Make sure that the transport is installed.
-
-        Raises
-        ------
-        MissingExtraError
-            It is not.
-        ArgumentError
-            It is not, and no extra installs it.
-        """
+        """Raise `MissingExtraError` if it is not installed; `ArgumentError` if it has no extra."""
         self._function("check")()
 
     def check_automatic(self) -> None:
-        """Make sure that ``"auto"`` may stand for the transport here; raises as `check`."""
+        """As `check`, and whether ``"auto"`` may stand for the transport here."""
         self.check()
         self._function("check_automatic", _accept)()
 
     def check_device(self, device: Any) -> None:
-        """Make sure that the transport, which is installed, can send the memory of a device.
-
-        Raises
-        ------
-        ArgumentError
-            The transport cannot do so in this process.
-        """
+        """Raise `ArgumentError` if it cannot send the memory of a device in this process."""
         if device is not None and device.type == "cuda":
             self._function("check_device", _accept)(device)
 
@@ -147,10 +133,7 @@ _LOCAL = LinkCosts(30e-6, 0.1e-9, 0.15e-9, 10e-6)  # between threads of one proc
 def add(new: Entry) -> None:
     """Add a transport from outside the package; every process of a group has to.
 
-    Raises
-    ------
-    ArgumentError
-        There is a transport of that name.
+    Raises `ArgumentError` if there is a transport of that name.
     """
     if new.name in (*_ENTRIES, "auto", "local"):
         raise ArgumentError("there is such a transport", "name", "a new name", new.name)
@@ -168,13 +151,7 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """The entry of a transport.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such transport.
-    """
+    """The entry of a transport; `ArgumentError` if there is none."""
     if name not in _ENTRIES:
         what = _GONE.get(name, "no such transport")
         raise ArgumentError(what, "transport", _listed(_ENTRIES), name)
@@ -207,21 +184,10 @@ def _argument(kind: str) -> str:
 
 
 def named(kind: str, asked: str | None, rank: int | None = None) -> str:
-    """Name the transport for tensors of one type of device; ``"auto"`` stays ``"auto"``.
+    """Name the transport for tensors of ``"cpu"`` or ``"cuda"``; ``"auto"`` stays ``"auto"``.
 
-    Parameters
-    ----------
-    kind
-        ``"cpu"`` or ``"cuda"``.
-    asked
-        Choice of the program; ``None`` for ``"auto"``. The environment overrides it.
-    rank
-        Rank for the error message.
-
-    Raises
-    ------
-    ArgumentError
-        There is no transport of that name for such tensors.
+    ``asked`` is the choice of the program, which the environment overrides. Raises `ArgumentError`,
+    with the rank, if there is no transport of that name for such tensors.
     """
     asked = "auto" if asked is None else asked
     forced = forced_transport(kind)
@@ -264,24 +230,11 @@ def beside(name: str, kind: str) -> Entry:
 def resolved(
     kind: str, asked: str | None = None, rank: int | None = None, device: Any = None
 ) -> str:
-    """Name the transport for tensors of one type of device, also for ``"auto"``.
+    """As `named`, also for ``"auto"``; ``device`` is ``None`` if it is not in use yet.
 
     If different transports are installed for different ranks, the ranks see it when they meet.
-
-    Parameters
-    ----------
-    kind, asked, rank
-        As for `named`.
-    device
-        The ``torch.device`` of the tensors; ``None`` if it is not known yet, or not in use yet.
-
-    Raises
-    ------
-    ArgumentError
-        There is no transport of that name for such tensors, torch does not bring it, or it cannot
-        send the memory of the device.
-    MissingExtraError
-        The transport is not installed.
+    Raises `MissingExtraError` if the transport is not installed, and `ArgumentError` if torch does
+    not bring it, or it cannot send the memory of the device.
     """
     name = named(kind, asked, rank)
     if name == "auto":

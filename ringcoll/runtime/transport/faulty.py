@@ -34,7 +34,7 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from random import Random
@@ -44,7 +44,15 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CorruptMessageError
 from ringcoll.runtime.machine import settings
-from ringcoll.runtime.transport.base import AroundTransport, Handle, Message, Transport, bytes_at
+from ringcoll.runtime.transport.base import (
+    AroundTransport,
+    Handle,
+    Message,
+    Start,
+    Transport,
+    bytes_at,
+    left_s,
+)
 
 _KINDS = ("delay", "reorder", "drop", "duplicate", "truncate", "flip")
 _BESIDE = 0x2C9277B5  # mixed into the tags of checksums; any number of 31 bits
@@ -155,9 +163,7 @@ class FaultyTransport(AroundTransport):
         self._copies: list[Handle] = []  # nobody waits for them, perhaps nobody takes them
         self._lock = threading.RLock()
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`. Faults are drawn when they are posted."""
         return partial(self._post, receives, sends)
 
@@ -274,9 +280,7 @@ class VerifiedTransport(AroundTransport):
         self._sent: dict[tuple[int, int], int] = {}  # numbers of the next messages
         self._received: dict[tuple[int, int], int] = {}
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`."""
         arriving, leaving = [*map(_Beside, receives)], [*map(_Beside, sends)]
         start = self.below.bind(
@@ -301,17 +305,11 @@ class VerifiedTransport(AroundTransport):
         return post
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
-        """Wait for one message; see `Transport.wait`.
-
-        Raises
-        ------
-        CorruptMessageError
-            The message is not what was sent.
-        """
+        """As `Transport.wait`; `CorruptMessageError` if the message is not what was sent."""
         assert isinstance(handle, _Checked)
         deadline = time.monotonic() + timeout_s
         self.below.wait(handle.message, timeout_s)
-        self.below.wait(handle.checksum, max(deadline - time.monotonic(), 0.001))
+        self.below.wait(handle.checksum, left_s(deadline))
         beside, handle.beside = handle.beside, None  # a second wait verifies nothing
         if beside is not None and (own := beside.compute(handle.number)) != beside.word[0]:
             peer, tensor = beside.message.peer, beside.message.tensor
@@ -328,12 +326,8 @@ def as_asked(
 ) -> Transport:
     """The transport itself, or another around it with checksums or faults.
 
-    The environment's variables come before the arguments.
-
-    Raises
-    ------
-    ArgumentError
-        Messages that do not pass through the host, such as NCCL's, are to be verified or disturbed.
+    The environment's variables come before the arguments. Raises `ArgumentError` if messages that
+    do not pass through the host, such as NCCL's, are to be verified or disturbed.
     """
     forced, text = settings.verifies_messages(), settings.faults()
     verifies = verify_messages if forced is None else forced

@@ -5,28 +5,26 @@ library's messages and the user's never meet.
 
 Facts it rests on (torch 2.13.0): a receive buffer of the wrong length aborts the process or is
 filled in part, so tags must tell calls apart; a wait cannot be polled, and neither ``abort()`` nor
-another thread wakes it, but reading the end of a connection does, within milliseconds (the
-listening socket must be left alone: closing it aborts the process). But nothing wakes who waits for
-a long message of which a part has come, nor who waits for a rank that died while the group was
-made. In these two cases another thread of the transport waits for gloo, and is left behind when the
-transport is aborted.
+another thread wakes it, but an end of reading on the connection does, within milliseconds (the
+listening socket must be left alone: closing it aborts the process). Nothing wakes a thread that
+waits for a long message of which a part has come, or for a rank that died while the group was made.
+So another thread waits in these two cases, and is left behind when the transport is aborted.
 
-Nor does anything wake who waits for a message that was written into a broken connection: it stays
-in a list of which gloo tells only messages of another kind (``transport/tcp/pair.cc``,
+Nor does anything wake a wait for a message that was written into a broken connection: it stays in a
+list of which gloo tells only messages of another kind (``transport/tcp/pair.cc``,
 ``Pair::signalException``), until its time limit. So an aborted transport first ends the reading on
 its own side, where the waits end, still takes what its peers write, and breaks the connections a
 moment later, when its peers have come to rest. A rank that dies has no such moment. To wait for
-each send in another thread would help there; it made all-reduces of 4 bytes to 16 KiB take 1.3 to 2
-times as long.
+each send in another thread would help there; all-reduces of 4 bytes to 16 KiB took 1.3 to 2 times
+as long so.
 
 One thread of gloo reads what arrives, for all connections. Woken while the thread that sends holds
-a connection's lock, and on the same core, it finds the lock taken and polls again and again, until
-its time slice of some milliseconds is over (``transport/tcp/pair.cc``, ``Pair::handleEvents``). As
-a *batch* thread it does not push the sender aside when it wakes up: `_wake_gently`. On 2 cores, in
-the run with the least other load, that made a tree all-reduce of 4 KiB 4 times (4 ranks) and 9
-times (2 ranks) as fast. Beside two busy loops the thread waits for their time slices, which is
-still better than without. Two other ways were worse: a time slice of 20 ms for gloo's thread and,
-beside busy loops, one of 0.1 ms for the sender.
+a connection's lock, and on the same core, it polls until its time slice of some milliseconds is
+over (``transport/tcp/pair.cc``, ``Pair::handleEvents``). As a *batch* thread it does not push the
+sender aside when it wakes up: `_wake_gently`. On 2 cores, in the run with the least other load,
+that made a tree all-reduce of 4 KiB 4 times (4 ranks) and 9 times (2 ranks) as fast. Beside two
+busy loops it is still better than without. Two other ways were worse: a time slice of 20 ms for
+gloo's thread and, beside busy loops, one of 0.1 ms for the sender.
 """
 
 from __future__ import annotations
@@ -43,31 +41,32 @@ from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError, TransportError
 from ringcoll.runtime.machine import (
-    MESSAGES,
-    begun,
     hosts_of,
     is_address,
     is_loopback,
     own_address,
     place,
-    private,
     sockets,
-    started,
-    store_host,
-    with_threads,
 )
-from ringcoll.runtime.transport.around import staged_if_needed
-from ringcoll.runtime.transport.base import Handle, Message, Transport, meet, told_by
-
-Result = TypeVar("Result")
-_Address = tuple[str, int]
+from ringcoll.runtime.process import (
+    MESSAGES,
+    Answer,
+    call_in_thread,
+    keep_in_forks,
+    settle_call,
+    start_thread,
+)
+from ringcoll.runtime.rendezvous import Address, own_connection, read_from_ranks, store_host
+from ringcoll.runtime.transport.base import Handle, Message, Start, Transport, left_s
+from ringcoll.runtime.transport.meeting import meet
+from ringcoll.runtime.transport.staged import staged_if_needed
 
 _LOOPBACK = Path("/sys/class/net/lo")
 _LONG = 64 << 10  # bytes; messages up to these come whole, or almost so
@@ -92,8 +91,7 @@ def make(
     return staged_if_needed(GlooTransport(store, rank, world_size), device)
 
 
-def _listening() -> set[_Address]:
-    """The addresses that the process listens on."""
+def _listening() -> set[Address]:
     return {
         connection.getsockname()[:2]
         for connection in sockets()
@@ -102,14 +100,14 @@ def _listening() -> set[_Address]:
 
 
 def _way(store: dist.Store) -> str:
-    """The address of this machine on the way to who serves the store; empty if there is no way."""
+    """The address of this machine on the way to the host of a store; empty if there is no way."""
     with contextlib.suppress(OSError):
         return own_address(store_host(store))
     return ""
 
 
 def _devices(rank: int, hosts: Sequence[int], ways: Sequence[str]) -> list[Any]:
-    """The devices of a rank: of the interfaces that are told, or on its way to the other ranks."""
+    """The devices of a rank: of the interfaces that are named, or on its way to the others."""
     device = dist.ProcessGroupGloo.create_device
     if names := os.environ.get(_INTERFACE):  # torch reads the variable in the same way
         return [device(interface=name) for name in names.split(",")]
@@ -122,15 +120,15 @@ def _devices(rank: int, hosts: Sequence[int], ways: Sequence[str]) -> list[Any]:
     return [dist.ProcessGroupGloo.create_default_device()]  # of the host's name
 
 
-def _listened(told: Any) -> str | list[_Address]:
-    """The addresses on which a rank listens, as it tells them, or why it cannot listen."""
-    return told if isinstance(told, str) else [(host, port) for host, port in told]
+def _addresses_or_fault(value: Any) -> str | list[Address]:
+    """The addresses on which a rank listens, or why it cannot listen, from JSON."""
+    return value if isinstance(value, str) else [(host, port) for host, port in value]
 
 
-def _addresses(rank: int, hosts: Sequence[int], told: Mapping[int, Any]) -> set[_Address]:
-    """The addresses on which the ranks listen, as they have told them, if all can be reached."""
-    addresses = set[_Address]()
-    for peer, items in told.items():
+def _reachable(rank: int, hosts: Sequence[int], listens: Mapping[int, Any]) -> set[Address]:
+    """The addresses on which the ranks listen; `TransportError` if one cannot be reached."""
+    addresses = set[Address]()
+    for peer, items in listens.items():
         fault = f"cannot listen for gloo {items}" if isinstance(items, str) else ""
         for host, port in () if fault else items:
             addresses.add((host, port))
@@ -147,7 +145,7 @@ class GlooMesh(NamedTuple):
     """A process group of gloo; one end of each of its connections is one of the addresses."""
 
     group: Any
-    addresses: set[_Address]
+    addresses: set[Address]
 
     @classmethod
     def connect(
@@ -160,25 +158,21 @@ class GlooMesh(NamedTuple):
     ) -> GlooMesh:
         """Connect all ranks; nobody else uses the store.
 
-        Raises
-        ------
-        CollectiveTimeoutError, TransportError
-            A rank did not come; or it cannot be reached, which all ranks are told.
-        PeerLostError
-            ``given_up`` has returned ``True``.
+        Raises as `meet`; or `TransportError`, on all ranks, if a rank cannot be reached.
         """
         since_s = time.monotonic()
         deadline = since_s + timeout_s
 
-        def tell(name: str, about: object, parse: Callable[[Any], Any]) -> Any:
-            store.set(f"{name}/{rank}", json.dumps(about))
+        def exchanged(name: str, own: object, parse: Callable[[Any], Any]) -> Any:
+            store.set(f"{name}/{rank}", json.dumps(own))
             # To read what is not there yet would block the store for the monitor, too.
-            who = rank, range(world_size), timeout_s, given_up
-            return told_by(store, name, *who, parse, since_s=since_s)
+            ranks = rank, range(world_size), timeout_s, given_up
+            return read_from_ranks(store, name, *ranks, parse, since_s=since_s)
 
-        about = {"place": place(), "way": _way(store)}
-        told = tell("way", about, lambda each: (each["place"], each["way"])).values()
-        hosts, ways = hosts_of([where for where, _ in told]), [way for _, way in told]
+        own_way = {"place": place(), "way": _way(store)}
+        places_and_ways = exchanged("way", own_way, lambda each: (each["place"], each["way"]))
+        places, ways = zip(*places_and_ways.values(), strict=True)
+        hosts = hosts_of(places)
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
         fault = ""
         with _creation:
@@ -190,12 +184,12 @@ class GlooMesh(NamedTuple):
             own = _listening() - before
         # Connecting takes all ranks: no lock is held, or two groups that are made in another order
         # elsewhere would wait for each other.
-        listens = tell("address", fault or sorted(own), _listened)
-        addresses = _addresses(rank, hosts, listens)
+        listens = exchanged("address", fault or sorted(own), _addresses_or_fault)
+        addresses = _reachable(rank, hosts, listens)
         options._threads = 2 * len(options._devices)  # torch's default
-        options._timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+        options._timeout = timedelta(seconds=left_s(deadline))
         make = partial(dist.ProcessGroupGloo, store, rank, world_size, options)
-        group = begun(lambda: with_threads(make()), MESSAGES)
+        group = call_in_thread(lambda: keep_in_forks(make()), MESSAGES)
         try:
             # Where no answer comes from an address, gloo may try for longer than its time limit.
             while not wait([group], _LOOK_S).done and time.monotonic() < deadline + _LATE_S:
@@ -207,11 +201,11 @@ class GlooMesh(NamedTuple):
             raise
         except (RuntimeError, TimeoutError) as error:
             is_late = time.monotonic() > deadline
-            places = [f"rank {peer} on {each[0][0]}" for peer, each in listens.items() if each]
+            listening = [f"rank {peer} on {each[0][0]}" for peer, each in listens.items() if each]
             why = f"no way within {timeout_s:.3g} s" if is_late else str(error)
             raise (CollectiveTimeoutError if is_late else TransportError)(
                 f"rank {rank} could not connect to the others: {why}. They listen: "
-                f"{', '.join(places)}. If one of these cannot be reached, {_ADVICE}"
+                f"{', '.join(listening)}. If one of these cannot be reached, {_ADVICE}"
             ) from error
         finally:
             del group  # or its error, which refers to this frame, would keep it
@@ -241,27 +235,20 @@ class _Aside:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def call(self, function: Callable[[], Result], given_up: Callable[[], bool]) -> Result:
+    def call(self, function: Callable[[], Answer], given_up: Callable[[], bool]) -> Answer:
         """Call a function, and raise what it raises."""
         if self._thread is None:
             try:
-                self._thread = started(self._serve, "ringcoll-gloo")
+                self._thread = start_thread(self._serve, "ringcoll-gloo")
             except GroupBrokenError:  # the program ends
                 return function()
-        future, over = Future[Result](), threading.Event()
-        future.add_done_callback(lambda _: over.set())
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001  # raised in the other thread
-                future.set_exception(error)
-
-        self._calls.put(run)
-        while not over.wait(_LOOK_S):
+        call, is_over = Future[Answer](), threading.Event()
+        call.add_done_callback(lambda _: is_over.set())
+        self._calls.put(partial(settle_call, function, call))
+        while not is_over.wait(_LOOK_S):
             if given_up():
                 raise PeerLostError("the connection was broken")
-        return future.result()
+        return call.result()
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -306,7 +293,7 @@ class GlooTransport(Transport):
         self._meeting, self._store = store, dist.PrefixStore(self.name, store)
         self._aborted = False
         self._group: Any = None
-        self._addresses: set[_Address] = set()
+        self._addresses: set[Address] = set()
         self._aside = _Aside()
 
     def connect(self, timeout_s: float) -> None:
@@ -314,17 +301,16 @@ class GlooTransport(Transport):
         deadline, given_up = time.monotonic() + timeout_s, lambda: self._aborted
         self.hosts = meet(self._meeting, self, timeout_s, given_up)
         try:
-            store, left_s, loops = private(self._store), deadline - time.monotonic(), _loops()
+            store, loops = own_connection(self._store), _loops()
         except TransportError as error:
             raise TransportError(f"rank {self.rank} could not connect: {error}") from error
-        mesh = GlooMesh.connect(store, self.rank, self.world_size, max(left_s, 0.001), given_up)
+        limits = left_s(deadline), given_up
+        mesh = GlooMesh.connect(store, self.rank, self.world_size, *limits)
         self._group, self._addresses = mesh
         self._group._set_default_timeout(timedelta(seconds=timeout_s))
         _wake_gently(_loops() - loops)  # by now each device's thread has its name
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`."""
         recv, send = self._group.recv, self._group.send
         ready = [(recv, message) for message in receives]

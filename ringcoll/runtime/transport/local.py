@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.runtime.transport.base import Handle, Message, Transport, devices_of, late, settle
+from ringcoll.runtime.rendezvous import absent_error
+from ringcoll.runtime.transport.base import Handle, Message, Start, Transport, devices_of, settle
 
 
 @dataclass(eq=False)
@@ -134,11 +135,9 @@ class LocalTransport(Transport):
                 raise PeerLostError(f"rank {gone[0]} has left", peer=gone[0])
             missing = sorted({*range(self.world_size)} - hub.arrived)
         if missing:
-            raise late(rank, missing, timeout_s)
+            raise absent_error(rank, missing, timeout_s)
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`."""
         devices = devices_of((*receives, *sends))
 

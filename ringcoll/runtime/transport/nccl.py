@@ -2,33 +2,30 @@
 
 NCCL ignores tags: messages between two ranks match by order, and operations posted one by one can
 hang. So all messages of a wave are posted as one group. A group must stay under 256 operations, and
-both ends of a message must put it in the same group; that is decided by values which both compute
-alike: how far the receiver is from the sender, and which of the messages of that pair it is.
-
-Messages are bytes: NCCL has no int16, bool, complex and other types of torch.
+both ends of a message must put it in the same group; values that both compute alike decide that:
+how far the receiver is from the sender, and which of the messages of that pair it is. Messages are
+bytes, as NCCL has no int16, bool, complex and other types of torch.
 
 What it rests on, in torch (``ProcessGroupNCCL.cpp``, main of 2025, and 2.13's bindings):
 
 - ``batch_isend_irecv`` is ``_start_coalescing``, sends and receives, ``_end_coalescing`` of the
   group (``distributed_c10d.py``, ``_coalescing_manager``). On a backend, as here, these two take no
   argument; on a ``ProcessGroup``, which passes them on, they take the device.
-- The first batch would make the communicator, and so must be joined by all ranks.
-  ``eager_connect_single_device`` makes it before (``initNCCLComm`` for the device), and
-  ``pointToPoint`` then uses it for every message ("reuse the parent comm").
-- Making the communicator waits on the host for all ranks, and `abort` does not end that wait,
-  because the group does not have the communicator yet.
+- The first batch would make the communicator, and all ranks would have to join it. So
+  ``eager_connect_single_device`` makes it before; ``pointToPoint`` uses it for every message.
+  Making it waits on the host for all ranks; `abort` does not end that wait.
 - Messages run on a stream of the group's. ``pointToPoint`` lets it wait for the current stream
   (``syncStream``) and tells the allocator that it uses the tensor (``recordStream``);
   ``endCoalescing`` records an event after the group's end, and returns a work; it returns
-  ``nullptr`` if it was given no message, or if it takes the messages for synchronous ones
-  (``coalescedAsync_``). ``WorkNCCL::wait`` makes the stream that is then current wait for that
-  event (``synchronizeStream``), and the host only if ``TORCH_NCCL_BLOCKING_WAIT`` says so. It
-  raises nothing: a message whose peer is dead occupies the stream until the communicator is
-  aborted, and the host goes on. `Monitor` looks after that.
+  ``nullptr`` if it was given no message, or takes the messages for synchronous ones
+  (``coalescedAsync_``). ``WorkNCCL::wait`` makes the current stream wait for that event
+  (``synchronizeStream``), and the host only if ``TORCH_NCCL_BLOCKING_WAIT`` says so. It raises
+  nothing: a message whose peer is dead occupies the stream until the communicator is aborted, and
+  the host goes on. `Monitor` looks after that.
 - In a capture ``endCoalescing`` does not give the work to the watchdog, which would query its
   event. The group's stream joins the capture by ``syncStream``, and is joined by ``wait``.
-- An unfinished work that takes longer than the group's time limit ends the process, by default:
-  that is the watchdog's. Once a group is aborted, the watchdog looks at nothing.
+- By default the watchdog ends the process when a work takes longer than the group's time limit.
+  Once a group is aborted, the watchdog looks at nothing.
 - ``shutdown`` waits for what is enqueued, for the ranks of the node to come too, and for CUDA
   graphs that hold messages of the group, without a limit, and with a lock that ``abort`` needs.
   ``abort`` waits as long as the group's time limit, then raises. Both let go of the GIL.
@@ -43,7 +40,7 @@ import logging
 import queue
 import time
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -55,8 +52,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.runtime.machine import begun, ranks_may_share_gpus, read_text, started
-from ringcoll.runtime.transport.base import Handle, Message, Transport, meet
+from ringcoll.runtime.machine import ranks_may_share_gpus
+from ringcoll.runtime.process import call_in_thread, start_thread
+from ringcoll.runtime.transport.base import Handle, Message, Start, Transport
+from ringcoll.runtime.transport.meeting import meet_with_texts
 from ringcoll.runtime.transport.streams import beside, gpu, nccl_version
 
 _log = logging.getLogger("ringcoll")
@@ -64,6 +63,9 @@ _ABORT_S = 5.0  # for a group to be aborted; the caller has an error to raise
 _WATCHDOG = timedelta(days=1)  # torch's, which ends the process; `Monitor` keeps time limits
 _BETWEEN_S = 0.02  # between two looks whether `connect` is given up
 _SHUTDOWN_S = 10.0  # for a group to finish what is enqueued, and its peers too
+_OTHERWISE = (
+    'CUDA tensors travel otherwise: cuda_transport="ucx" or "gloo", or RINGCOLL_CUDA_TRANSPORT'
+)
 # Distances in one group; each is a send and a receive, so half of 256 at most.
 _DISTANCES = 64
 _METHODS = (
@@ -107,13 +109,7 @@ def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
 
 
 def check() -> None:
-    """Make sure that torch has NCCL.
-
-    Raises
-    ------
-    ArgumentError
-        It has not.
-    """
+    """Raise `ArgumentError` if torch has no NCCL."""
     if not dist.is_nccl_available():
         raise ArgumentError("this torch has no NCCL")
 
@@ -123,12 +119,8 @@ def private_group(store: dist.Store, rank: int, world_size: int, timeout: timede
 
     From torch 2.15 on the name ``nccl`` means another class, ``ProcessGroupNCCL2``, unless
     ``TORCH_DIST_USE_NCCL2=0``. ``ProcessGroupNCCL`` stays what it was (pytorch 192281, and the
-    bindings of torch's main branch of September 2026).
-
-    Raises
-    ------
-    TransportError
-        This torch has no such class, or another class of that name.
+    bindings of torch's main branch of September 2026). Raises `TransportError` if this torch has no
+    such class, or another class of that name.
     """
     try:
         options = dist.ProcessGroupNCCL.Options()
@@ -140,8 +132,7 @@ def private_group(store: dist.Store, rank: int, world_size: int, timeout: timede
     if lacks:
         raise TransportError(
             f"rank {rank}: ProcessGroupNCCL of torch {torch.__version__} is not the class that "
-            f"ringcoll knows (it lacks {', '.join(lacks)}). Let CUDA tensors travel otherwise: "
-            'cuda_transport="ucx" or "gloo", or RINGCOLL_CUDA_TRANSPORT'
+            f"ringcoll knows (it lacks {', '.join(lacks)}). Let {_OTHERWISE}"
         )
     return group
 
@@ -156,7 +147,7 @@ def make(
 
 
 class Ending:
-    """Ends a ``ProcessGroupNCCL``, once, on a thread: `abort` and `shutdown` may wait for ever.
+    """Ends a ``ProcessGroupNCCL``, once, in a thread: `abort` and `shutdown` may wait for ever.
 
     The thread is there from the beginning: while the interpreter ends, Python starts no thread
     any more (3.12 on). It enters the device of the group, as CUDA's current device is the thread's.
@@ -165,7 +156,7 @@ class Ending:
     def __init__(self, group: Any, device: torch.device) -> None:
         self._group, self._ended = group, False
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._thread = started(_call, "ringcoll-nccl-end", self._calls, device)
+        self._thread = start_thread(_call, "ringcoll-nccl-end", self._calls, device)
         # If nobody ends the group, the thread ends with this object.
         weakref.finalize(self, self._calls.put, lambda: None).atexit = False
 
@@ -205,21 +196,11 @@ _NOTHING = _Batch(None, ())
 
 
 class NcclTransport(Transport):
-    """Messages over a private group of NCCL.
+    """Messages over a ``ProcessGroupNCCL`` that nobody else uses.
 
-    Completion is ordered by the stream: after `wait`, later work on the current
-    stream sees the data; the host does not block.
-
-    Parameters
-    ----------
-    group
-        A ``ProcessGroupNCCL`` that nobody else uses.
-    device
-        The CUDA device of this rank.
-    store
-        Store for `meet`.
-    gpu
-        Identity of this rank's GPU; ``None`` if ranks may share a GPU.
+    Completion is ordered by the stream: after `wait`, later work on the current stream sees the
+    data; the host does not block. ``gpu`` is the identity of this rank's GPU; ``None`` if ranks may
+    share a GPU.
     """
 
     name = "nccl"
@@ -237,11 +218,11 @@ class NcclTransport(Transport):
 
     def connect(self, timeout_s: float) -> None:
         """Connect all ranks; see `Transport.connect`."""
-        self._store.set(f"gpu/{self.rank}", self._gpu or "")
-        self.hosts = meet(self._store, self, timeout_s, lambda: self._aborted)
-        self._check_gpus()
-        # Of those who wait in it, NCCL wakes nobody: that thread stays behind.
-        connected = begun(self._make_communicator)
+        given_up = lambda: self._aborted  # noqa: E731
+        self.hosts, gpus = meet_with_texts(self._store, self, timeout_s, given_up, self._gpu or "")
+        self._check_gpus(gpus)
+        # NCCL does not wake a thread that waits in it: the thread stays behind.
+        connected = call_in_thread(self._make_communicator)
         deadline = time.monotonic() + timeout_s
         while not connected.done():
             if self._aborted:
@@ -262,24 +243,19 @@ class NcclTransport(Transport):
         with beside(self.device):
             self._group.eager_connect_single_device(self.device)
 
-    def _check_gpus(self) -> None:
+    def _check_gpus(self, gpus: Sequence[str]) -> None:
         """Refuse ranks that share a GPU, on all ranks, before NCCL does with less words."""
-        sharing: dict[str, list[int]] = defaultdict(list)
-        for peer in range(self.world_size if self._gpu else 0):
-            sharing[read_text(self._store, f"gpu/{peer}")].append(peer)
-        for shared, ranks in sharing.items():
-            if shared and len(ranks) > 1:
+        for shared, count in Counter(gpus).items():
+            if shared and count > 1:
+                ranks = ", ".join(str(peer) for peer, other in enumerate(gpus) if other == shared)
                 raise TransportError(
-                    f"rank {self.rank}: ranks {', '.join(map(str, ranks))} share one GPU "
-                    f"({shared}), over which NCCL does not connect them (from 2.30 on it does with "
-                    "NCCL_MULTI_RANK_GPU_ENABLE=1). Give each rank a GPU of its own, or let CUDA "
-                    'tensors travel otherwise: cuda_transport="ucx" or "gloo", or '
-                    "RINGCOLL_CUDA_TRANSPORT"
+                    f"rank {self.rank}: ranks {ranks} share one GPU ({shared}), over which NCCL "
+                    "does not connect them (from 2.30 on it does with "
+                    "NCCL_MULTI_RANK_GPU_ENABLE=1). "
+                    f"Give each rank a GPU of its own, or let {_OTHERWISE}"
                 )
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`."""
         tensors = [message.tensor.view(torch.uint8) for message in (*receives, *sends)]
         recv, send = self._group.recv, self._group.send

@@ -136,16 +136,9 @@ class Streams:
 class Lane:
     """The way of an operation through the streams of its device.
 
-    The thread that calls makes the lane; the thread that runs the operation enters the lane.
-
-    Parameters
-    ----------
-    aside
-        Whether the operation runs on the group's own stream, not on the caller's stream.
-    capturing
-        Whether a CUDA graph captures the caller's stream, and with it the group's own stream.
-    on_host
-        Whether a wait for the operation is a wait on the host.
+    The thread that calls makes the lane; the thread that runs the operation enters the lane. If it
+    is ``aside``, the operation runs on the group's own stream, not on the caller's. If it is
+    ``capturing``, a CUDA graph captures both. If it is ``on_host``, waits are on the host.
     """
 
     def __init__(

@@ -2,66 +2,54 @@
 
 Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx 1.21):
 
-- Nothing moves by itself: a rank that waits calls ``progress``. A rank may leave as soon as its
-  sends are complete; so all pairs are connected at once, in `UcxTransport.connect`, or the first
-  message of a rank that has left would wait for its next operation.
+- Nothing moves by itself: a rank that waits calls ``progress``. A rank may leave when its sends are
+  complete. So `UcxTransport.connect` connects all pairs: the first message of a rank that has left
+  would wait for the next operation of its receiver.
 - Medium and large sends read the sender's memory in place until they are complete.
-- With UCX's error handling a peer's death is reported, but shared memory is excluded. So it is on
-  for peers on other hosts only, where all goes through the network anyway: the connection ends with
-  the peer's process. On the same host the process of each peer is watched by a ``pidfd``. Both are
-  looked at while waiting.
+- UCX's error handling reports a peer's death, but excludes shared memory. So it is on for peers on
+  other hosts only. On the same host a ``pidfd`` tells of the end of each peer's process.
 - CMA, by which UCX copies long messages straight between processes of one host, ends the process
   when a peer dies in such a copy (`ucs_fatal` in cma_ep.c). So it is left out, unless ``UCX_TLS``
   says otherwise: 16 MiB then take 1.6 times as long on 2 ranks, and 2.8 times on 4 ranks of 2
   cores. The transport ``shared``, which ``"auto"`` takes on one host, copies so, and lives.
 - A host that vanishes ends no connection. The kernel's keepalive does, in whole seconds
-  (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` noticed nothing), where no data
-  are on their way to it; what is sent to it is missed by the time limit.
+  (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` noticed nothing), while no data
+  are on their way to it; otherwise the time limit ends the wait.
 - A rank that waits looks for a while and then sleeps in the kernel: a worker with ``WAKEUP`` has a
   descriptor that is ready when something has come. With two busy loops beside two ranks on two
   cores, an exchange of 4 bytes takes 0.07 ms so (median; mean 0.3), and 0.8 ms (mean 4) by yielding
-  the processor until it is there. On the same call a rank hears of peers' deaths (their ``pidfd``)
-  and of `abort` in another thread.
+  the processor. The same call reports deaths of peers, and `abort` in another thread.
 - A tag of UCX has 64 bits and is matched over the whole worker, of which each transport has its
   own: the sender's rank is above the 31 bits of the message's tag.
 
 CUDA tensors
 ------------
-UCX reads and writes the memory of the device itself. What this rests on, read in the sources of UCX
-1.21 and ucxx 0.52 (the functions are named):
+UCX reads and writes the memory of the device itself. The sources of UCX 1.21 and ucxx 0.52 say:
 
-- UCX knows nothing of the caller's streams. It copies on streams of its own, which do not wait for
-  others (``CU_STREAM_NON_BLOCKING``, ``uct_cuda_base_init_stream``). So `post` waits on the host
-  until the current stream has run dry: before a send, whose data may still be being computed, and
-  before a receive, whose memory a kernel may still be using.
-- A message that is complete is complete on the device. Copies of long messages end with an event in
-  UCX's stream, and count as done when ``cuEventQuery`` says so
-  (``uct_cuda_ipc_post_cuda_async_copy``, ``uct_cuda_copy_post_cuda_async_copy``,
-  ``uct_cuda_base_progress_event_queue``); short ones are followed by ``cuStreamSynchronize``
-  (``uct_cuda_copy_ep_rma_short``). The rank that copies tells the other one afterwards. So nothing
-  is to be waited for after `wait`, on whichever stream.
-- Between processes ``cuda_ipc`` opens the whole allocation that a tensor is part of
-  (``cuIpcGetMemHandle``), keeps it open, and knows by the allocation's ``BUFFER_ID`` when another
-  one has taken its address. Both processes may be on one GPU: they have different contexts, which
-  is what CUDA asks for. Within a process CUDA opens no handle of its own.
+- UCX copies on streams of its own, which do not wait for the caller's (``CU_STREAM_NON_BLOCKING``,
+  ``uct_cuda_base_init_stream``). So `post` waits on the host until the current stream has run dry:
+  a send's data may still be computed, and a receive's memory still be in use.
+- A message that is complete is complete on the device: long copies count as done when
+  ``cuEventQuery`` says so (``uct_cuda_base_progress_event_queue``), short ones are followed by
+  ``cuStreamSynchronize`` (``uct_cuda_copy_ep_rma_short``). So nothing has to wait after `wait`.
+- ``cuda_ipc`` opens the whole allocation that a tensor is part of (``cuIpcGetMemHandle``), and
+  knows by its ``BUFFER_ID`` when another one has taken its address. Both processes may be on one
+  GPU. Within a process CUDA opens no handle of its own.
 - Memory that was not made by ``cudaMalloc`` has no handle for other processes unless it can be
   exported as a fabric handle (``uct_cuda_ipc_mem_add_reg``). Torch's expandable segments cannot:
   UCX would go through host memory without a word (openucx/ucx issue 11548). So they are refused:
   `check_device` reads the allocator's settings, and `bind` asks CUDA about each tensor for a peer
   on this host. If ``UCX_TLS`` leaves ``cuda_ipc`` out, no memory is exported, and none is refused.
-- Where ``libuct_cuda.so`` cannot be loaded, since it needs ``libcuda.so.1`` and
-  ``libnvidia-ml.so.1``, UCX takes addresses of a GPU for addresses of the host, and the process
-  ends by a signal. So a context for CUDA tensors has to list ``cuda_copy`` among its resources.
-  `UCXContext.cuda_support` does not tell: it compares the mask of memory types with the number of
-  CUDA's type, which is the host's bit, and is ``True`` on machines without a GPU (`context.cpp`).
-- Whether an address is of a GPU is looked up by CUDA for every message, as ucxx turns UCX's cache
-  of that off (``UCX_MEMTYPE_CACHE=n``, set when ucxx is imported): the cache misses what was
-  allocated before UCX was there (openucx/ucx issue 2755).
-- A UCX context asks for the device of the CUDA context that is current
-  (``uct_cuda_base_query_devices_common``) to tell which devices are near to it. So one is made for
-  each device, with that device current, and one for CPU memory.
-- CUDA's current context is per thread, and UCX looks for it in whatever thread calls. A thread that
-  runs operations is inside the device; a thread that aborts or closes need not be, and enters it.
+- Where ``libuct_cuda.so`` cannot be loaded, for want of ``libcuda.so.1`` or ``libnvidia-ml.so.1``,
+  UCX takes addresses of a GPU for those of the host, and the process ends by a signal. So a context
+  for CUDA tensors has to list ``cuda_copy`` among its resources. (`UCXContext.cuda_support` is
+  ``True`` on machines without a GPU, too: `context.cpp`.)
+- CUDA looks up for every message whether an address is of a GPU: ucxx turns UCX's cache of that off
+  (``UCX_MEMTYPE_CACHE=n``), which misses what was allocated before (openucx/ucx issue 2755).
+- A context asks which devices are near to the device that is current
+  (``uct_cuda_base_query_devices_common``). So each device has its own, and so has CPU memory.
+- UCX looks for CUDA's current context in whatever thread calls. So a thread that aborts or closes
+  enters the device first.
 """
 
 from __future__ import annotations
@@ -74,9 +62,8 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -93,15 +80,17 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.runtime.machine import cores, expandable_segments
+from ringcoll.runtime.rendezvous import read_from_ranks
 from ringcoll.runtime.transport.base import (
     Handle,
     Message,
+    Start,
     Transport,
     devices_of,
-    meet,
+    left_s,
     settle,
-    told_by,
 )
+from ringcoll.runtime.transport.meeting import meet
 
 # A host that vanishes is missed after 3 + 5 * 1 seconds of silence; short outages are not.
 _KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
@@ -117,6 +106,7 @@ _LOOPBACK, _RDMA = Path("/sys/class/net/lo"), Path("/sys/class/infiniband")
 # Of cuda.h: two numbers of `CUpointer_attribute`, and a bit of `CUmemAllocationHandleType`.
 _IS_LEGACY_CUDA_IPC_CAPABLE, _ALLOWED_HANDLE_TYPES, _FABRIC = 10, 14, 8
 _ABORT = 1 << 63  # the tag of the message that says: give up
+_MOVES = 1000  # times that messages are moved on, for what is on its way
 _SPINS = 500  # looks before sleeping, with a core for each rank: some 0.15 ms
 _CLOSING_S = 0.1  # for the connections of a broken group to be closed, on a busy machine
 _SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
@@ -206,6 +196,10 @@ def is_exportable(address: int) -> bool:
     return not failed and bool(handles.value & _FABRIC)
 
 
+def _process_and_address(about: Any) -> tuple[int, bytes]:
+    return about["pid"], bytes.fromhex(about["address"])
+
+
 @functools.cache
 def array_type() -> Any:
     """Ucxx's class of memory that can be sent."""
@@ -214,10 +208,9 @@ def array_type() -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _at(address: int, nbytes: int, kind: str) -> Any:
-    """Some bytes of memory as ucxx takes them; the result does not keep the memory alive.
+    """Some bytes of memory as ucxx takes them, which takes 5 us; it keeps no memory alive.
 
-    To make it takes 5 us, so it is kept: training uses the same addresses again and again. An
-    address of the host may later be an address of a device, so the kind of device is in the key.
+    An address of the host may later be an address of a device, so the kind of device is in the key.
     """
     if kind != "cuda":
         return array_type()((ctypes.c_char * nbytes).from_address(address))
@@ -230,11 +223,6 @@ def buffer_of(tensor: Tensor) -> Any:
     """The memory of a tensor as ucxx takes it."""
     nbytes = tensor.nbytes
     return _at(tensor.data_ptr(), nbytes, tensor.device.type) if nbytes else array_type()(_NOTHING)
-
-
-def _about(told: Any) -> tuple[int, bytes]:
-    """The process and the address that a rank has told."""
-    return told["pid"], bytes.fromhex(told["address"])
 
 
 def check() -> None:
@@ -265,14 +253,9 @@ def make(
 
 
 class UcxTransport(Transport):
-    """Messages over UCX.
+    """Messages over UCX, which chooses its ways for the memory of a device.
 
-    UCX chooses its ways for the memory of ``device``; messages of CPU tensors may be sent as well.
-
-    Raises
-    ------
-    MissingExtraError
-        ucxx is not installed.
+    Messages of CPU tensors may be sent as well. Raises `MissingExtraError` without ucxx.
     """
 
     name = "ucx"
@@ -327,9 +310,8 @@ class UcxTransport(Transport):
             self._sleeper.register(descriptor, select.POLLIN)
         about = {"pid": os.getpid(), "address": bytes(self._worker.address).hex()}
         store.set(f"ucx/{self.rank}", json.dumps(about))
-        memory = array_type()(bytearray(1))
-        self._keep.append(memory)
-        self._heard = self._worker.tag_recv(memory, ucx.UCXXTag(_ABORT), ucx.UCXXTagMask(_ABORT))
+        tag, mask = ucx.UCXXTag(_ABORT), ucx.UCXXTagMask(_ABORT)
+        self._heard = self._worker.tag_recv(self._byte(), tag, mask)
         if self.hosts.count(own_host) > cores():
             self._spins = 0
         # Every rank hears from every rank: so all are connected, and no rank leaves before. The
@@ -342,8 +324,15 @@ class UcxTransport(Transport):
             for peer, host in enumerate(self.hosts)
             if peer != self.rank and not (self.is_far and host == own_host)
         ]
-        self._abouts = told_by(
-            store, "ucx", self.rank, peers, timeout_s, given_up, _about, since_s=since_s
+        self._abouts = read_from_ranks(
+            store,
+            "ucx",
+            self.rank,
+            peers,
+            timeout_s,
+            given_up,
+            _process_and_address,
+            since_s=since_s,
         )
         self._watch_peers(peers)
         # That happens twice: after the second time nothing that UCX says while it connects is on
@@ -362,11 +351,11 @@ class UcxTransport(Transport):
             self._connect_to(peer)
         leaving = self.post([], [Message(p, token[2 * p + 1], 0) for p in higher])
         for lower in peers[: len(peers) - len(higher)]:
-            self.wait(arriving.pop(lower), max(deadline - time.monotonic(), 0.001))
+            self.wait(arriving.pop(lower), left_s(deadline))
             self._connect_to(lower)
             leaving += self.post([], [Message(lower, token[2 * lower + 1], 0)])
         for handle in (*leaving, *arriving.values()):
-            self.wait(handle, max(deadline - time.monotonic(), 0.001))
+            self.wait(handle, left_s(deadline))
 
     def _watch_peers(self, peers: Sequence[int]) -> None:
         """Begin to watch the processes on this host, and remember the peers on other hosts."""
@@ -394,16 +383,8 @@ class UcxTransport(Transport):
         except self._ucx.UCXError as error:  # the peer has ended
             raise PeerLostError(f"UCX: {error}", peer=peer) from error
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
-        """Make messages ready; see `Transport.bind`.
-
-        Raises
-        ------
-        ArgumentError
-            A message is in memory of the GPU that cannot be exported.
-        """
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
+        """As `Transport.bind`; `ArgumentError` for memory of the GPU that cannot be exported."""
         if self._exports:
             for message in (*receives, *sends):
                 self._check_memory(message)
@@ -469,9 +450,8 @@ class UcxTransport(Transport):
 
     def move(self) -> bool:
         """Move messages on; see `Transport.move`."""
-        worker = self._worker
-        if worker is not None:
-            worker.progress()
+        if self._worker is not None:
+            self._worker.progress()
         return True
 
     def _wait_long(self, request: Any, peer: int, timeout_s: float) -> None:
@@ -503,29 +483,23 @@ class UcxTransport(Transport):
         return bool(others)
 
     def _look_around(self, request: Any, peer: int, exceeded_s: float | None) -> None:
-        """Raise an error if there is a reason to stop waiting."""
-        if self._aborted or self._peer_gave_up():
-            self._give_up()
-            raise PeerLostError("the connection was broken", peer=peer)
-        if peer in self._ended:
-            for _ in range(1000):  # its last messages may still be on their way
-                self.move()
-            if not request.completed:
-                self._give_up()
-                raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
         endpoint = self._endpoints.get(peer)  # not made yet while a lower rank connects
-        gone = peer in self._far and endpoint is not None and not endpoint.alive
-        if gone and not request.completed:  # it may have come before the end
+        error: TransportError | None = None
+        if self._aborted or self._peer_gave_up():
+            error = PeerLostError("the connection was broken", peer=peer)
+        elif peer in self._ended:
+            self._progress()  # its last messages may still be on their way
+            error = PeerLostError(f"the process of rank {peer} has ended", peer=peer)
+        elif peer in self._far and endpoint is not None and not endpoint.alive:
+            text = f"the connection to rank {peer}, on another host, has ended"
+            error = PeerLostError(text, peer=peer)
+        elif exceeded_s is not None:
+            error = CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
+        if error is not None and not request.completed:  # it may have come before the end
             self._give_up()
-            raise PeerLostError(
-                f"the connection to rank {peer}, on another host, has ended", peer=peer
-            )
-        if exceeded_s is not None:
-            self._give_up()
-            raise CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
+            raise error
 
     def _wake(self) -> None:
-        """Stop the wait of another thread."""
         self._aborted = True
         with contextlib.suppress(OSError, ValueError):  # closed
             os.eventfd_write(self._alarm, 1)
@@ -544,20 +518,28 @@ class UcxTransport(Transport):
             if self._worker is None or self._peers_know:
                 return
             self._peers_know = True
-            memory = array_type()(bytearray(1))
-            key = self._ucx.UCXXTag(_ABORT | self.rank)
-            self._keep.append(memory)
+            memory, key = self._byte(), self._ucx.UCXXTag(_ABORT | self.rank)
             for endpoint in self._endpoints.values():
                 with contextlib.suppress(self._ucx.UCXError):  # its connection has ended
                     self._keep.append(endpoint.tag_send(memory, key))
-            for _ in range(1000):
-                self._worker.progress()
+            self._progress()
+
+    def _byte(self) -> Any:
+        """Memory of one byte, which stays until `close`."""
+        memory = array_type()(bytearray(1))
+        self._keep.append(memory)
+        return memory
+
+    def _progress(self) -> None:
+        """Move messages on, for what is on its way to come here or to leave."""
+        for _ in range(_MOVES):
+            self._worker.progress()
 
     def _let_go(self, *, is_broken: bool) -> None:
         """Close the endpoints whose peers may not be there any more.
 
-        An endpoint that is dropped without that waits until its peer has taken what it has sent:
-        for ever, if the peer has ended, or has let go of a broken group first.
+        An endpoint that is only dropped waits until its peer has taken everything: for ever, if the
+        peer has ended, or has let go of a broken group first.
         """
         self._disturbs(self._sleeper.poll(0))
         for peer, endpoint in self._endpoints.items():
@@ -568,10 +550,9 @@ class UcxTransport(Transport):
                     endpoint.close()
         # What is not closed by then is waited for without end when the worker goes.
         deadline = time.monotonic() + (_CLOSING_S if is_broken or self._ended else 0.0)
-        for number in count():
+        self._progress()
+        while time.monotonic() < deadline:
             self._worker.progress()
-            if number >= 1000 and time.monotonic() > deadline:
-                break
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -579,13 +560,9 @@ class UcxTransport(Transport):
         self._wake()
         with self._at_end, entered(self._device):
             if self._worker is not None:
-                # A peer may have given up while this rank waited for nothing.
-                heard = self._heard
-                for _ in range(1000 if heard is not None else 0):
-                    if heard.completed:
-                        is_broken = True
-                        break
-                    self._worker.progress()
+                if self._heard is not None and not self._heard.completed:
+                    self._progress()  # a peer may have given up while this rank waited for nothing
+                is_broken = is_broken or self._peer_gave_up()
                 self._worker.cancel_inflight_requests()
                 self._let_go(is_broken=is_broken)
             self._endpoints.clear()

@@ -31,8 +31,9 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.runtime.machine import in_words, line_of_thread, unreachable, user_line
 from ringcoll.runtime.operation import Operation, Turn, Wait, Words
+from ringcoll.runtime.process import line_in_words, line_of_thread, user_line
+from ringcoll.runtime.rendezvous import unreachable
 from ringcoll.runtime.transport import Lane, beside
 from ringcoll.runtime.watch.lives import Lives
 from ringcoll.runtime.watch.notices import FAILURES, Notices, kind_of
@@ -154,7 +155,7 @@ class Progress:
 
     def enter_barrier(self, number: int) -> int:
         """Note that the rank enters a monitored barrier after so many calls; its own number."""
-        self.barrier = number, in_words(*user_line(sys._getframe(1)))
+        self.barrier = number, line_in_words(*user_line(sys._getframe(1)))
         self.num_barriers += 1
         return self.num_barriers
 
@@ -235,7 +236,7 @@ class Progress:
         """
         for first, end, file, line in reversed(tuple(self._sites)):
             if first <= number < end:
-                return in_words(file, line)
+                return line_in_words(file, line)
             if end <= number:
                 break
         current, barrier = self.current, self.barrier
@@ -248,7 +249,7 @@ class Progress:
             where = user_line(sys._getframe()) if is_own else line_of_thread(self.thread)
             if self.current is not current:  # the thread has gone on meanwhile
                 return ""
-            self._site = current, in_words(*where)
+            self._site = current, line_in_words(*where)
         return self._site[1]
 
     def place(self, number: int) -> str:

@@ -26,15 +26,9 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, GroupBrokenError
-from ringcoll.runtime.machine import (
-    DUMP,
-    dump_folder,
-    json_text,
-    replace_file,
-    stacks,
-    users,
-)
+from ringcoll.runtime.machine import DUMP, dump_folder, json_text, replace_file
 from ringcoll.runtime.operation import Operation, Plan, Turn, Words
+from ringcoll.runtime.process import thread_stacks, user_frame
 from ringcoll.runtime.watch.diagnosis import Running
 from ringcoll.runtime.watch.flight_report import Answering
 from ringcoll.runtime.watch.monitor import Monitor
@@ -98,9 +92,9 @@ os.register_at_fork(after_in_child=_in_child)
 def record() -> dict[str, Any]:
     """The record of this process, as JSON holds it: see `ringcoll.runtime.watch.flight_report`."""
     members = [member for reference in _watched if (member := reference()) is not None]
-    frames, main = stacks(), threading.main_thread()
-    lines = {
-        "MainThread" if thread is main else thread.name: users(frames.get(thread.ident or 0, ()))
+    frames, main = thread_stacks(), threading.main_thread()
+    stacks = {
+        "MainThread" if thread is main else thread.name: frames.get(thread.ident or 0, ())
         for thread in threading.enumerate()
     }
     return {
@@ -110,8 +104,8 @@ def record() -> dict[str, Any]:
         "command": " ".join(sys.argv)[:_COMMAND],
         "threads": {
             name: f"{line.file}:{line.number} in {line.function}"
-            for name, line in lines.items()
-            if line is not None
+            for name, stack in stacks.items()
+            if (line := user_frame(stack)) is not None
         },
         "groups": [member.snapshot() for member in members],
     }

@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll.errors import ArgumentError, GroupBrokenError
-from ringcoll.runtime.machine import process_state, started
+from ringcoll.runtime.machine import process_state
+from ringcoll.runtime.process import start_thread
 
 SENDS = "sends and receives"
 """What stands for the transport in a record of the user's own messages in a group."""
@@ -331,7 +332,7 @@ class Answering:
         try:
             self._socket.bind(f"\0{_prefix()}{os.getpid()}")
             self._socket.listen()
-            self._thread = started(self._serve, "ringcoll-answers")
+            self._thread = start_thread(self._serve, "ringcoll-answers")
         except (OSError, GroupBrokenError):
             self._socket.close()
             raise

@@ -4,7 +4,7 @@ Transports hear of most deaths by themselves. They do not hear of all: before th
 connected nobody does, and gloo does not in the middle of a long message. The processes of this host
 can be looked at. A process is known by its number and the time of its start, as numbers are given
 away again; in another time name space than its own by its number alone, as its clock is another
-there. To those of other hosts there are lines (`ringcoll.runtime.machine.lines`).
+there. To those of other hosts there are lines (`ringcoll.runtime.rendezvous.lines`).
 
 Of a rank that has not told its process, as it has not made a call yet, torch's own group may know:
 gloo's connection to it ends with it, and a receive then fails at once.
@@ -24,16 +24,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringcoll.runtime.machine import (
+from ringcoll.runtime.machine import own_address, place, process_state
+from ringcoll.runtime.rendezvous import (
     address_of,
-    as_json,
-    asked,
     fields_of,
     lines,
-    own_address,
-    place,
-    process_state,
-    read_all,
+    parse_json,
+    poll_store,
+    read_texts,
     store_host,
 )
 
@@ -178,7 +176,7 @@ class Lives:
         """Read the processes of ranks that are not known yet, as far as they have told them."""
         if self._unknown and not self._is_gone:
             with contextlib.suppress(TimeoutError):
-                asked(self.store, _LOOK_S, partial(self._read, among))
+                poll_store(self.store, _LOOK_S, partial(self._read, among))
 
     def _read(self, among: Iterable[int] | None) -> None:
         peers = [*(self._unknown if among is None else self._unknown.intersection(among))]
@@ -189,9 +187,9 @@ class Lives:
             if not self.store.check(keys):  # some have not told it yet
                 known = [self.store.check([key]) for key in keys]
                 peers, keys = [*compress(peers, known)], [*compress(keys, known)]
-            for peer, key, text in zip(peers, keys, read_all(self.store, keys), strict=True):
+            for peer, key, text in zip(peers, keys, read_texts(self.store, keys), strict=True):
                 self._unknown.discard(peer)
-                process = as_json(key, text, Process.of)
+                process = parse_json(key, text, Process.of)
                 if process.is_here:
                     self.processes[peer] = process
                 elif process.place != place():

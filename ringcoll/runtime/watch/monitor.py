@@ -36,15 +36,9 @@ from ringcoll.errors import (
     TransportError,
     described,
 )
-from ringcoll.runtime.machine import (
-    answered,
-    appears,
-    compares_calls,
-    hang_notice_s,
-    is_served_here,
-    read_text,
-    started,
-)
+from ringcoll.runtime.machine import compares_calls, hang_notice_s
+from ringcoll.runtime.process import start_thread
+from ringcoll.runtime.rendezvous import ask_store, is_served_here, read_text, wait_for_keys
 from ringcoll.runtime.watch.diagnosis import Diagnosis, Progress, Running
 from ringcoll.runtime.watch.lives import Lives
 from ringcoll.runtime.watch.notices import LEFT, Notices, patience_s, say
@@ -105,7 +99,7 @@ class Monitor:
         if self.world_size > 1:
             if self._thread is None:
                 try:
-                    self._thread = started(self._watch, f"ringcoll-monitor-{self.rank}")
+                    self._thread = start_thread(self._watch, f"ringcoll-monitor-{self.rank}")
                 except GroupBrokenError:  # the program ends: the waits have their time limits
                     return
             self.awake = True
@@ -353,7 +347,7 @@ class CallComparison:
         site = "" if progress.current is None else progress.site(progress.current[0])
         compare = partial(self._with_others, description, site, timeout_s)
         with progress.meeting():
-            answered(self._store, timeout_s, compare)
+            ask_store(self._store, timeout_s, compare)
 
     def _with_others(self, description: str, site: str, timeout_s: float) -> None:
         """Compare a call with those that the others write into the store."""
@@ -365,7 +359,9 @@ class CallComparison:
             left = LEFT.format(peer)
             given_up = lambda left=left: bool(monitor.error or self._store.check([left]))  # noqa: E731
             # A rank may have come, and left afterwards.
-            if not (appears(self._store, [key], deadline, given_up) or self._store.check([key])):
+            if not (
+                wait_for_keys(self._store, [key], deadline, given_up) or self._store.check([key])
+            ):
                 if monitor.error is not None:
                     raise PeerLostError(f"rank {rank} gave up rank {peer}", peer=peer)
                 if self._store.check([left]):

@@ -42,7 +42,8 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.runtime.machine import appears, asked, error_file, read_json, read_text
+from ringcoll.runtime.machine import error_file
+from ringcoll.runtime.rendezvous import poll_store, read_json, read_text, wait_for_keys
 
 LEFT = "left/{}"
 """Key of the number of the last operation of a rank that has closed the group."""
@@ -167,7 +168,7 @@ class Notices:
         self.is_silent = False
         if not self.is_gone:
             try:
-                return asked(self.store, self.patience_s, ask)
+                return poll_store(self.store, self.patience_s, ask)
             except dist.DistNetworkError:
                 self.is_gone = True
             except TimeoutError:
@@ -278,7 +279,7 @@ def monitored_barrier(
     """
 
     def appear(key: str, deadline: float) -> bool:
-        has_come = appears(store, [key], deadline, given_up)
+        has_come = wait_for_keys(store, [key], deadline, given_up)
         if not has_come and given_up():
             raise PeerLostError(f"rank {rank} gave up monitored_barrier")
         return has_come

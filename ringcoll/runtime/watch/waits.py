@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.runtime.machine import in_words, line_of_thread, started
+from ringcoll.runtime.process import line_in_words, line_of_thread, start_thread
 from ringcoll.runtime.watch.notices import Names, say
 
 _POLL_S = 0.2  # between two looks
@@ -68,7 +68,7 @@ def begin_wait(message: UserMessage, notice_s: float) -> None:
     waits[message] = threading.get_ident(), time.monotonic(), notice_s
     if _unwatched.acquire(blocking=False):
         with suppress(GroupBrokenError, RuntimeError):  # the program ends, or has no threads
-            started(_watch, "ringcoll-waits")
+            start_thread(_watch, "ringcoll-waits")
 
 
 def _watch() -> None:
@@ -79,7 +79,7 @@ def _watch() -> None:
         for message, (thread, since, notice_s) in waits.copy().items():
             if message not in said and time.monotonic() - since > notice_s:
                 said.add(message)
-                site = in_words(*line_of_thread(thread))
+                site = line_in_words(*line_of_thread(thread))
                 say(
                     f"{message.in_words(f'has waited {notice_s:g} s for')}"
                     f"{f' ({site})' * bool(site)}; `ringcoll dump {os.getpid()}` shows all ranks"

@@ -19,8 +19,9 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.runtime.launch import report as to_parent
-from ringcoll.runtime.machine import UserModule, cpu, place
+from ringcoll.runtime.machine import cpu, place
 from ringcoll.runtime.reduction import OPERATORS
+from ringcoll.runtime.user_files import UserModule
 from ringcoll.schedules import contract
 from ringcoll.tools.bench.contenders import (
     DTYPES,

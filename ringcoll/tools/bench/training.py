@@ -29,7 +29,7 @@ from torch.func import functional_call
 import ringcoll
 from ringcoll.runtime.collectives import barrier
 from ringcoll.runtime.launch import report
-from ringcoll.runtime.machine import UserModule
+from ringcoll.runtime.user_files import UserModule
 from ringcoll.tools.bench.contenders import Buffers, Workload, caller
 from ringcoll.tools.bench.measure import Meeting
 from ringcoll.tools.bench.names import BUCKET_BYTES, EPOCHS, WIRE_NAMES

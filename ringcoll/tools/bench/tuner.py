@@ -23,7 +23,8 @@ import ringcoll
 from ringcoll.runtime.collectives import groups
 from ringcoll.runtime.group import measure
 from ringcoll.runtime.launch import report
-from ringcoll.runtime.machine import UserModule, cores, without_tuning
+from ringcoll.runtime.machine import cores, without_tuning
+from ringcoll.runtime.user_files import UserModule
 from ringcoll.schedules import contract
 from ringcoll.schedules.algorithms import algorithms, find
 from ringcoll.schedules.cost import (

@@ -17,7 +17,8 @@ from typing import Any
 import click
 
 from ringcoll.errors import ScheduleError
-from ringcoll.runtime.machine import is_reference, replace_file
+from ringcoll.runtime.machine import replace_file
+from ringcoll.runtime.user_files import is_reference
 from ringcoll.schedules import CONTRACTS, Schedule, contract, verify
 from ringcoll.schedules.algorithms import ALIASES, Algorithm, algorithms
 from ringcoll.tools.cli import options

@@ -18,16 +18,10 @@ import ringcoll.tools.bench as lab
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.runtime import launch
 from ringcoll.runtime.launch import adopt_ranks
-from ringcoll.runtime.machine import (
-    TRANSPORT_VARIABLES,
-    UserModule,
-    forced_transport,
-    free_bytes,
-    is_reference,
-    is_schedule_file,
-)
+from ringcoll.runtime.machine import TRANSPORT_VARIABLES, forced_transport, free_bytes
 from ringcoll.runtime.reduction import OPERATORS, operator_named
 from ringcoll.runtime.transport import catalogue
+from ringcoll.runtime.user_files import UserModule, is_reference, is_schedule_file
 from ringcoll.schedules.algorithms import algorithms
 from ringcoll.tools.bench import AUTO, DTYPE_NAMES, NATIVE, OVER, PERSISTENT, SHARED, as_size
 from ringcoll.tools.cli import options

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ringcoll.errors import ScheduleError, TooLargeError, UnknownAlgorithmError
-from ringcoll.runtime.machine import (
+from ringcoll.runtime.user_files import (
     UserModule,
     algorithm_in,
     algorithms_named,

@@ -9,7 +9,7 @@ import click
 
 from ringcoll.lab.pictures import crossings, curves_picture
 from ringcoll.lab.simulation import simulate
-from ringcoll.runtime.machine import is_schedule_file
+from ringcoll.runtime.user_files import is_schedule_file
 from ringcoll.schedules.algorithms import on_hosts
 from ringcoll.tools.bench import as_size, time_in_words
 from ringcoll.tools.cli import options

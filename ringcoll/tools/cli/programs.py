@@ -65,11 +65,11 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
     is 0 if any of them comes to its end. Options of the script stand behind it.
     """
     from ringcoll.runtime.launch import leashed
-    from ringcoll.runtime.machine import served  # it imports torch
+    from ringcoll.runtime.rendezvous import serve_store  # it imports torch
 
     if not Path(script).is_file():
         raise click.BadParameter(f"File {script!r} does not exist.", param_hint="'SCRIPT'")
-    store = served()
+    store = serve_store()
     shared = (
         {"GLOO_SOCKET_IFNAME": "lo"}
         | os.environ

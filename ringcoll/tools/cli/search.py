@@ -212,7 +212,7 @@ def fit_command(
         raise too_large
     better = [fitted for fitted in fits if not fitted.is_left]
     if file is not None and better:
-        from ringcoll.runtime.machine import read_fit, write_fit  # they import torch
+        from ringcoll.runtime.user_files import read_fit, write_fit  # they import torch
 
         date = datetime.now(UTC).isoformat(timespec="seconds")
         content = read_fit(file) if file.is_file() else None

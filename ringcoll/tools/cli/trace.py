@@ -12,8 +12,9 @@ import ringcoll.tools.bench as lab
 from ringcoll import training
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.lab.pictures import last_run, overlap_picture, player_page, time_picture
-from ringcoll.runtime.machine import UserModule, is_schedule_file, read_json_file, replace_file
+from ringcoll.runtime.machine import read_json_file, replace_file
 from ringcoll.runtime.reduction import OPERATORS
+from ringcoll.runtime.user_files import UserModule, is_schedule_file
 from ringcoll.schedules import contract
 from ringcoll.tools.bench import DTYPE_NAMES, NATIVE, as_size, time_in_words
 from ringcoll.tools.cli import measuring, options

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 import ringcoll.tools.bench as lab
-from ringcoll.runtime import launch, machine
-from ringcoll.runtime.machine import UserModule, is_schedule_file, tuning_file
+from ringcoll.runtime import launch, user_files
+from ringcoll.runtime.machine import tuning_file
 from ringcoll.runtime.transport import catalogue
+from ringcoll.runtime.user_files import UserModule, is_schedule_file
 from ringcoll.schedules import CONTRACTS, contract
 from ringcoll.schedules.cost import MEASURED, Parameters, Table, in_text
 from ringcoll.tools.bench import FEW_SAMPLES, as_size, time_in_words
@@ -101,7 +102,7 @@ def tune(
     if path is None:
         raise click.UsageError("RINGCOLL_TUNING is off; name a file with --output")
     if path.exists():
-        machine.tuning.read(path)  # raises if the file is something else
+        user_files.read_tables(path)  # raises if the file is something else
     world_size = ranks or 4
     measuring.check_memory(maxbytes, world_size, device)
     chosen, modules = (
@@ -121,7 +122,8 @@ def tune(
     table = replace(table, tuned=lab.tuner.rules_from(findings, world_size, device=device))
     import torch  # here, as pages of help need no torch
 
-    machine.tuning.update(path, machine.Tuned.now(table, torch=torch.__version__, seconds=seconds))
+    tuned = user_files.Tuned.now(table, torch=torch.__version__, seconds=seconds)
+    user_files.update_tables(path, tuned)
     if as_json:
         print_json(
             {

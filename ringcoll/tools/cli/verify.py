@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
-from ringcoll.runtime.machine import is_schedule_file, read_file, read_schedule, text_of
+from ringcoll.runtime.machine import read_file, text_of
+from ringcoll.runtime.user_files import is_schedule_file, read_schedule
 from ringcoll.schedules import CONTRACTS, Proof, Schedule, as_runs, check_work, contract
 from ringcoll.schedules import verify as prove
 from ringcoll.schedules.algorithms import Algorithm, algorithms, on_hosts

@@ -45,7 +45,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.launch import RankError, Ranks, by_value, pickled, rendezvous, report
-from ringcoll.runtime.machine import stacks
+from ringcoll.runtime.process import thread_stacks
 from ringcoll.tools.testing import plugin
 
 _START_S = 120.0  # for ranks to start, and to load a test's module
@@ -439,7 +439,7 @@ def attempt(rank: int, function: Callable[[], Any], *, full_trace: bool = False)
 
 def stack_of(thread: int | None) -> str:
     """The frames of a thread above those of this library that call its test."""
-    frames = stacks().get(thread or 0, ())
+    frames = thread_stacks().get(thread or 0, ())
     room = str(Path(__file__).parent)
     lines = itertools.takewhile(lambda frame: not frame.file.startswith(room), frames)
     return "".join(traceback.format_list([traceback.FrameSummary(*each) for each in lines][::-1]))

@@ -22,14 +22,8 @@ from ringcoll.lab.pictures import time_picture
 from ringcoll.runtime.collectives import as_group, communicator
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.group import Communicator
-from ringcoll.runtime.machine import (
-    appears,
-    json_text,
-    peaks_of,
-    read_json_file,
-    read_text,
-    replace_file,
-)
+from ringcoll.runtime.machine import json_text, peaks_of, read_json_file, replace_file
+from ringcoll.runtime.rendezvous import read_text, wait_for_keys
 from ringcoll.runtime.transport import Message
 from ringcoll.runtime.watch import PhaseLog
 from ringcoll.tools.tracing.recorder import Clocks, Records, Sighting, Tracer
@@ -269,7 +263,7 @@ def _all_have_left(member: Communicator, key: str) -> None:
     keys = [f"{key}/{peer}" for peer in range(member.world_size)]
     store.set(keys[member.rank], "")
     deadline = time.monotonic() + member.timeout_s
-    if appears(store, keys, deadline, lambda: store.check([failed])):
+    if wait_for_keys(store, keys, deadline, lambda: store.check([failed])):
         return
     if store.check([failed]):
         raise TraceError(f"no trace: in the block {read_text(store, failed)}")

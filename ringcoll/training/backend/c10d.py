@@ -33,16 +33,10 @@ from torch.utils._python_dispatch import (
 
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.group import Work
-from ringcoll.runtime.machine import (
-    as_algorithm,
-    is_rules,
-    note_observers,
-    observers,
-    rules_in,
-    untraced,
-)
+from ringcoll.runtime.process import note_observers, observers, untraced
 from ringcoll.runtime.reduction import Reproducible, check_level
 from ringcoll.runtime.transport import catalogue
+from ringcoll.runtime.user_files import as_algorithm, is_rules, rules_in
 from ringcoll.schedules import Schedule, contract
 from ringcoll.schedules.algorithms import required, where_possible
 
@@ -66,7 +60,7 @@ class Options(_BackendOptions):  # type: ignore[misc]
         `Schedule`, or the path of a file that holds one, for its collective; ``FILE.py:NAME``;
         rules by collective and size (``"all_reduce:0-64K:tree;ring"``, docs/choice.md); or a
         mapping from collective (``"all_reduce"``) to one of these. See
-        `ringcoll.runtime.machine.files`.
+        `ringcoll.runtime.user_files.algorithms`.
     segment_bytes, wire_dtype
         As for the functions of `ringcoll.runtime.collectives.functions`; the wire dtype is used for
         sums of floating-point tensors only.

@@ -5,7 +5,7 @@ use torch's own point-to-point, on inner groups: a gloo group for CPU tensors, a
 for CUDA tensors. The first message of a CUDA tensor makes the NCCL group, because ranks that
 share a GPU cannot have an NCCL group.
 
-Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.runtime.machine.program`.
+Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.runtime.process.threads`.
 Who waits long is told by `ringcoll.runtime.watch.waits`.
 """
 
@@ -34,17 +34,16 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.runtime.collectives import messages_in_flight, peer_of
-from ringcoll.runtime.machine import (
-    FOREVER_S,
+from ringcoll.runtime.machine import FOREVER_S, hang_notice_s, whole
+from ringcoll.runtime.process import (
     MESSAGES,
-    begun,
-    hang_notice_s,
+    call_in_thread,
+    call_within,
     hears_signals,
     untraced,
-    whole,
-    within,
 )
-from ringcoll.runtime.transport import GlooMesh, nccl, with_memory
+from ringcoll.runtime.tensors import with_memory
+from ringcoll.runtime.transport import GlooMesh, nccl
 from ringcoll.runtime.watch import (
     SENDS,
     Lives,
@@ -165,7 +164,7 @@ class PointToPoint:
         running = next((message.record() for message in own), None)
         if running is not None:
             with suppress(TimeoutError):
-                within(_LOOK_S, self._lives.look)
+                call_within(_LOOK_S, self._lives.look)
         last = {"number": self.num_started - 1, "call": "message", "complete": True}
         return {
             "group": self._token,
@@ -315,7 +314,7 @@ class PointToPointWork(dist.Work):
                 if self._aside is None and hears_signals():
                     with suppress(RuntimeError):  # the system has no thread left
                         wait = partial(_wait, self._works, limit, self._message)
-                        self._aside = begun(wait, MESSAGES)
+                        self._aside = call_in_thread(wait, MESSAGES)
                 if self._aside is None:
                     _wait(self._works, limit, self._message)
                 else:

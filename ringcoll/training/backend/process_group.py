@@ -35,7 +35,9 @@ from ringcoll.errors import ArgumentError
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.collectives import groups, share_for
 from ringcoll.runtime.group import Work
-from ringcoll.runtime.machine import answered, check_goes_on, common, life, seconds_of, untraced
+from ringcoll.runtime.machine import seconds_of
+from ringcoll.runtime.process import check_not_ending, untraced
+from ringcoll.runtime.rendezvous import ask_store, common_connection, fresh_group_name
 from ringcoll.runtime.transport import streams
 from ringcoll.runtime.watch import Lives, Names
 from ringcoll.schedules import CONTRACTS, contract
@@ -98,7 +100,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         options: Options | None = None,
         devices: tuple[str, ...] | None = None,
     ) -> None:
-        check_goes_on()
+        check_not_ending()
         super().__init__(rank, world_size)
         timeout = _bounded(timeout)
         if options is not None and not isinstance(options, Options):
@@ -116,7 +118,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         }
         limit_s = timeout.total_seconds()
         begin = partial(_begun, store, rank, world_size, limit_s)
-        self.life, self.lives = answered(store, limit_s, begin)
+        self.life, self.lives = ask_store(store, limit_s, begin)
         self._store = dist.PrefixStore(self.life, store)
         self._issued = 0
         groups.use(
@@ -417,8 +419,8 @@ def _names_of(group: weakref.ref[ProcessGroup]) -> Names:
 
 def _begun(store: dist.Store, rank: int, world_size: int, limit_s: float) -> tuple[str, Lives]:
     """The group's `life`, and the lives of its ranks, so that a death before a call is seen."""
-    name = life(store, rank, world_size, limit_s)
-    lives = Lives(common(store, name), rank, world_size)
+    name = fresh_group_name(store, rank, world_size, limit_s)
+    lives = Lives(common_connection(store, name), rank, world_size)
     lives.tell()
     return name, lives
 

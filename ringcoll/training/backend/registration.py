@@ -28,7 +28,7 @@ def register(*_: object) -> None:
         dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         honour_device_maps(_NAME)
     if "torch.profiler" in sys.modules:  # otherwise torch is still being imported
-        from ringcoll.runtime.machine import note_observers
+        from ringcoll.runtime.process import note_observers
 
         note_observers()
 

@@ -39,18 +39,15 @@ from ringcoll.errors import (
 from ringcoll.runtime.collectives import OwnGroup, StoreGroup, as_group, time_limit_s
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.group import Call, Communicator, Queue, Work
-from ringcoll.runtime.machine import (
-    answered,
-    at_end,
-    begun,
-    common,
-    life,
-    own_address,
-    place,
-    seconds_of,
+from ringcoll.runtime.machine import own_address, place, seconds_of
+from ringcoll.runtime.process import at_end, call_in_thread
+from ringcoll.runtime.rendezvous import (
+    ask_store,
+    common_connection,
+    fresh_group_name,
+    read_from_ranks,
     store_host,
 )
-from ringcoll.runtime.transport import told_by
 from ringcoll.runtime.watch import Lives, tell
 from ringcoll.schedules import contract
 from ringcoll.training.resilient.membership import Membership
@@ -310,7 +307,7 @@ class ResilientGroup(OwnGroup):
         """Connect the members of the view; in vain if others begin to change it meanwhile."""
         # The place at which they meet may be stopped: a rank that waits for it has to hear that
         # the others go on.
-        making = begun(self._connected)
+        making = call_in_thread(self._connected)
         while not wait([making], _LOOK_S).done:
             if self._membership.has_news():
                 making.add_done_callback(_close)
@@ -469,16 +466,16 @@ def start(
         )
     rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
     outer = dist.PrefixStore("ringcoll/resilient", group.get_group_store())
-    own = lambda: common(outer, life(outer, rank, world_size, timeout_s))  # noqa: E731
-    store = answered(outer, timeout_s, own)
+    own = lambda: common_connection(outer, fresh_group_name(outer, rank, world_size, timeout_s))  # noqa: E731
+    store = ask_store(outer, timeout_s, own)
     lives = Lives(store, rank, world_size)
     lives.tell()
 
     def of_all(name: str, value: object, parse: Callable[[Any], Any]) -> list[Any]:
         store.set(f"{name}/{rank}", json.dumps(value))
         ranks, has_lost = range(world_size), lambda: bool(lives.ended())
-        meet = partial(told_by, store, name, rank, ranks, timeout_s, has_lost, parse)
-        values = answered(store, timeout_s, meet)
+        meet = partial(read_from_ranks, store, name, rank, ranks, timeout_s, has_lost, parse)
+        values = ask_store(store, timeout_s, meet)
         return [values[peer] for peer in ranks]
 
     places = of_all("place", [place(), store_host(store)], tuple)

@@ -6,7 +6,7 @@ stopped, or is slow; and a *door*, a store of its own, at which the members of a
 the first of them. So no store is needed that may die with its process.
 
 On one host, a member has ended if its process has, which is certain; of another host's, lines tell
-it (`ringcoll.runtime.machine.lines`). A member that leaves says so, and closes its mailbox.
+it (`ringcoll.runtime.rendezvous.lines`). A member that leaves says so, and closes its mailbox.
 
 A wait ends within the time limit. The leader waits for three quarters of the limit for a member
 that lives and does not come; the others wait for seven eighths of it for the leader; what is left
@@ -29,17 +29,9 @@ from typing import Any
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.runtime.machine import (
-    Answer,
-    Inbox,
-    as_json,
-    begun,
-    deliver,
-    place,
-    read_json,
-    served,
-    within,
-)
+from ringcoll.runtime.machine import place
+from ringcoll.runtime.process import Answer, call_in_thread, call_within
+from ringcoll.runtime.rendezvous import Inbox, deliver, parse_json, read_json, serve_store
 from ringcoll.runtime.watch import Process
 from ringcoll.training.resilient import succession
 from ringcoll.training.resilient.succession import (
@@ -74,7 +66,7 @@ class _Door:
         # torch would write lines to the terminal if nobody listens.
         socket.create_connection((host, port), _REACH_S).close()
         limit = timedelta(seconds=_CONNECT_S)
-        self._store = begun(lambda: dist.TCPStore(host, port, None, False, timeout=limit))
+        self._store = call_in_thread(lambda: dist.TCPStore(host, port, None, False, timeout=limit))
 
     @property
     def is_connecting(self) -> bool:
@@ -96,7 +88,7 @@ class _Door:
 
     def _ask(self, question: Callable[[dist.Store], Answer]) -> Answer:
         store = self.store()
-        return within(_REACH_S, lambda: question(store))
+        return call_within(_REACH_S, lambda: question(store))
 
 
 def _mail(message: Any) -> tuple[Member, Record | None]:
@@ -115,7 +107,7 @@ class Membership:
     """
 
     def __init__(self, host: str) -> None:
-        self.door = served(host)
+        self.door = serve_store(host)
         self._mailbox = Inbox(host)
         process = Process.own(host)
         name = secrets.token_hex(8)
@@ -316,7 +308,7 @@ class Membership:
         """Read the mailbox."""
         for text in self._mailbox.read():
             try:
-                sender, record = as_json("mail", text, _mail)
+                sender, record = parse_json("mail", text, _mail)
             except TransportError as error:
                 _log.warning("a message in the mailbox of a resilient group: %s", error)
                 continue

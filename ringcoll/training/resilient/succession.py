@@ -40,7 +40,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.runtime.machine import Address, address_of, fields_of
+from ringcoll.runtime.rendezvous import Address, address_of, fields_of
 from ringcoll.runtime.watch import Process
 
 _NONE = -1  # instead of a ballot

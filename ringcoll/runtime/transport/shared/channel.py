@@ -25,9 +25,9 @@ less than a second copy is another number on each machine, which groups measure
 (`Transport.direct_from`).
 
 A rank that writes for a sleeping peer rings the peer's bell: each ring is another number, so that
-none is missed that comes between a look and the sleep. Whoever sleeps says so before it looks for
-the last time, and whoever writes looks for sleepers after it has written, each with a fence
-between: one of the two always sees the other.
+none is missed that comes between a look and the sleep. A rank says that it sleeps before it looks
+for the last time; a rank looks for sleepers after it has written, each with a fence between: one of
+the two always sees the other.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from __future__ import annotations
 import ctypes
 import select
 from collections import deque
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -231,7 +233,8 @@ class PeerChannel:
         self._pieces = pieces
         # Messages that the peer may still have to read in places for pieces.
         self._unread: list[int] = []
-        self._outgoing: dict[int, list[memoryview]] = {}
+        # The memory of short messages of a length in each entry of the ring.
+        self.outgoing = _entries(own, self._ring_out)
         # From the peer.
         self.posted: deque[RingReceive] = deque()
         self.early: dict[int, deque[RingReceive]] = {}
@@ -242,9 +245,10 @@ class PeerChannel:
         self._acks = places.acks[peer] // WORD
         self._pieces_in = places.pieces
         self._num_held = 0  # places for pieces
-        self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        # Views of places for pieces.
+        self._view = lru_cache(_MOST_KNOWN)(partial(torch.frombuffer, other.data))
         self._partial: RingReceive | None = None  # whose pieces are coming
-        self._incoming: dict[int, list[memoryview]] = {}
+        self.incoming = _entries(other, self._ring_in)
         self._regions = PeerRegions(pid)
         self.peer_reads = False  # whether the peer can read this process's memory
         self.reads_peer = False
@@ -258,7 +262,7 @@ class PeerChannel:
         """Start a message; ``None`` if it is complete."""
         number = self._next_out
         entry = number & (DEPTH - 1)
-        # What is most frequent comes first, and in few words: a short message that has room.
+        # The most frequent case comes first: a short message that has room.
         if (
             send.places
             and not self.pending
@@ -333,13 +337,13 @@ class PeerChannel:
                     if len(self._unread) >= PIECES:
                         return False
                 begin, count = send.copied, min(PIECE, nbytes - send.copied)
-                known = send.pieces.get(begin)
-                if known is None or not self._pieces.holds(*known):
-                    known = self._pieces.write(send.source[begin : begin + count])
-                    send.pieces[begin] = known
-                self._pieces.note_reader(known[0], self.other_words, self._acked + entry, number)
+                piece = send.pieces.get(begin)  # place and stamp
+                if piece is None or not self._pieces.holds(*piece):
+                    piece = self._pieces.write(send.source[begin : begin + count])
+                    send.pieces[begin] = piece
+                self._pieces.note_reader(piece[0], self.other_words, self._acked + entry, number)
                 words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
-                words[at + 4] = known[0]
+                words[at + 4] = piece[0]
                 self._unread.append(number)
                 send.copied += count
                 is_all = send.done = send.copied == nbytes
@@ -356,26 +360,18 @@ class PeerChannel:
         self.other_words[BELL] = (self._rank << 20 | self._num_rings & 0xFFFFF) & 0xFFFFFFFF
         futex_wake(self.other.address + BELL * WORD)
 
-    def outgoing(self, nbytes: int) -> list[memoryview]:
-        """The memory of short messages of a length in each entry of the ring to the peer."""
-        return self._slices(self._outgoing, self.own, self._ring_out, nbytes)
-
     # --- from the peer --------------------------------------------------------------------
-
-    def incoming(self, nbytes: int) -> list[memoryview]:
-        """The memory of short messages of a length in each entry of the peer's ring."""
-        return self._slices(self._incoming, self.other, self._ring_in, nbytes)
 
     def post(self, receive: RingReceive) -> None:
         """Begin to receive a message, which may have come already."""
         receive.filled = receive.number = 0
         receive.done = False
-        came = self.early.get(receive.tag) if self.early else None
-        if not came:
+        early = self.early.get(receive.tag) if self.early else None
+        if not early:
             self.posted.append(receive)
             return
-        first = came.popleft()
-        if not came:
+        first = early.popleft()
+        if not early:
             del self.early[receive.tag]
         self._check_length(receive, first.nbytes)
         if first.number:
@@ -409,12 +405,12 @@ class PeerChannel:
         self.word_in = self._ring_in_word + (self.next_in & (DEPTH - 1)) * _ENTRY_WORDS
         posted = self.posted
         if posted and kind == _INLINE and posted[0].tag == tag and posted[0].nbytes == nbytes:
-            first = posted.popleft()  # what is most frequent
+            first = posted.popleft()  # the most frequent case
             first.into[:] = first.sources[entry]
             first.done = True
             self._acknowledge(number)
             return
-        receive = self._partial or self._matching(tag)
+        receive = self._partial or next((post for post in posted if post.tag == tag), None)
         if receive is None:
             receive = RingReceive(self, nbytes, tag, None, lent=True)  # nobody has asked for it yet
             self.early.setdefault(tag, deque()).append(receive)
@@ -452,10 +448,7 @@ class PeerChannel:
         self._acknowledge(number)
 
     def _holds(self, nbytes: int, count: int) -> bool:
-        """Whether a message may stay in its place for pieces.
-
-        A place is left, so that others come through.
-        """
+        """Whether a message may stay in its place for pieces: one is left, for others."""
         return count == nbytes and self._num_held < PIECES - 1
 
     def _map(self, receive: RingReceive, at: int) -> None:
@@ -473,19 +466,8 @@ class PeerChannel:
                 ) from error
 
     def _finish(self, receive: RingReceive) -> None:
-        if receive.tensor is None:
-            return
-        if self.posted[0] is receive:
-            self.posted.popleft()
-        else:
+        if receive.tensor is not None:
             self.posted.remove(receive)
-
-    def _matching(self, tag: int) -> RingReceive | None:
-        """The first receive under a tag."""
-        for receive in self.posted:
-            if receive.tag == tag:
-                return receive
-        return None
 
     def fetch(self, receive: RingReceive) -> None:
         """Read a whole message in the peer's memory."""
@@ -497,17 +479,10 @@ class PeerChannel:
 
     def view(self, receive: RingReceive, dtype: torch.dtype) -> Tensor:
         """The elements of a message that is mapped here; views of places for pieces are kept."""
-        memory, start, nbytes = receive.memory, receive.address, receive.nbytes
+        memory, count = receive.memory, receive.nbytes // dtype.itemsize
         assert memory is not None
-        known = self._views.get((start, nbytes, dtype)) if memory is self.other else None
-        if known is None:
-            count = nbytes // dtype.itemsize
-            known = torch.frombuffer(memory.data, dtype=dtype, count=count, offset=start)
-            if memory is self.other:
-                if len(self._views) >= _MOST_KNOWN:
-                    self._views.clear()
-                self._views[start, nbytes, dtype] = known
-        return known
+        view = self._view if memory is self.other else partial(torch.frombuffer, memory.data)
+        return view(dtype=dtype, count=count, offset=receive.address)
 
     def read(self, receive: RingReceive, start: int, into: int, nbytes: int) -> None:
         """Read bytes of a message in the peer's memory, to an address."""
@@ -551,15 +526,13 @@ class PeerChannel:
                 f"{receive.nbytes} bytes"
             )
 
-    @staticmethod
-    def _slices(
-        known: dict[int, list[memoryview]], memory: SharedMemory, ring: int, nbytes: int
-    ) -> list[memoryview]:
-        """The memory of short messages of a length in each entry of a ring."""
-        slices = known.get(nbytes)
-        if slices is None:
-            if len(known) >= _MOST_KNOWN:
-                known.clear()
-            starts = [ring + entry * ENTRY + HEAD for entry in range(DEPTH)]
-            slices = known[nbytes] = [memory.data[start : start + nbytes] for start in starts]
-        return slices
+
+def _entries(memory: SharedMemory, ring: int) -> Callable[[int], list[memoryview]]:
+    """A function of a length: the memory of such messages in each entry of a ring."""
+    starts = [ring + entry * ENTRY + HEAD for entry in range(DEPTH)]
+
+    @lru_cache(_MOST_KNOWN)
+    def places(nbytes: int) -> list[memoryview]:
+        return [memory.data[start : start + nbytes] for start in starts]
+
+    return places

@@ -24,17 +24,17 @@ the memory (`ringcoll.runtime.transport.shared.channel` says how messages travel
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import mmap
 import os
 import platform
-import sys
 import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ringcoll.runtime.machine import FUTEX
 
 WORD = 8
 """Bytes of a word."""
@@ -60,11 +60,7 @@ also for room in a ring, or the end of a send."""
 OPEN, BROKEN, CLOSED = 0, 1, 2
 """States of a rank's end of the group."""
 
-_FUTEX = -1  # number of the system call
-if sys.platform == "linux":
-    _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
-_WAIT, _WAKE, _WAKE_OP, _PRIVATE = 0, 1, 5, 128
-_ADD = 1 << 28  # of FUTEX_WAKE_OP: add a number, which is 0, to the second word
+_WAIT, _WAKE = 0, 1  # of futex(2)
 _NAME = "ringcoll"  # of the memory, in /proc
 _LINK = Path(f"/memfd:{_NAME} (deleted)")
 _EVERYONE = 0x7FFFFFFF
@@ -77,14 +73,13 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), c
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _fence: Any = threading.RLock()  # its `_is_owned` has no type
-_nobody = ctypes.byref(ctypes.c_uint32())  # a word on which nobody sleeps
 
 
 class _Time(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-# Who sleeps or wakes is in a hurry: with the types of its arguments a call takes half the time.
+# With the types of its arguments, a call takes half the time.
 _futex = ctypes.CDLL(None).syscall
 _futex.argtypes = (
     *(ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32),
@@ -115,26 +110,12 @@ def free_fence() -> None:
 
 def futex_wait(address: int, seen: int, limit_s: float) -> None:
     """Sleep until another process wakes, while the 32-bit word at an address is what was seen."""
-    _futex(_FUTEX, address, _WAIT, seen, _time(limit_s), None, 0)
+    _futex(FUTEX, address, _WAIT, seen, _time(limit_s), None, 0)
 
 
 def futex_wake(address: int) -> None:
     """Wake all that sleep on a word."""
-    _futex(_FUTEX, address, _WAKE, _EVERYONE, None, None, 0)
-
-
-def may_write(address: int) -> bool:
-    """Whether this process may write to an address; nothing changes there.
-
-    The kernel is asked to add 0 to the word, as it does when it wakes those who sleep on another
-    word (``FUTEX_WAKE_OP``), and nobody sleeps there. Where the kernel cannot be asked, the answer
-    is yes.
-    """
-    if _FUTEX < 0:
-        return True
-    word = address & ~3
-    done = _libc.syscall(_FUTEX, _nobody, _WAKE_OP | _PRIVATE, 0, None, ctypes.c_void_p(word), _ADD)
-    return done >= 0 or ctypes.get_errno() != errno.EFAULT
+    _futex(FUTEX, address, _WAKE, _EVERYONE, None, None, 0)
 
 
 @functools.lru_cache(maxsize=16)
@@ -190,7 +171,7 @@ def identity(file: int | Path) -> Identity:
 
 
 def release_pages(descriptor: int) -> None:
-    """Give back all of the memory behind a descriptor; who has mapped it reads zeros then."""
+    """Give back all of the memory behind a descriptor; processes that map it then read zeros."""
     nbytes = os.fstat(descriptor).st_size + mmap.PAGESIZE  # of the last page only all of it goes
     _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(nbytes))
 
@@ -207,17 +188,7 @@ def reserve(nbytes: int) -> int:
 
 
 class SharedMemory:
-    """Memory that several processes map.
-
-    Attributes
-    ----------
-    data : memoryview of bytes
-        The memory.
-    words : memoryview of 8-byte numbers
-        The same memory.
-    address
-        Address of the memory in this process.
-    """
+    """Memory that several processes map: as bytes, and as 8-byte words; and its address here."""
 
     def __init__(self, descriptor: int, nbytes: int, *, is_written: bool = True) -> None:
         access = _READ | _WRITE if is_written else _READ
@@ -236,12 +207,8 @@ class SharedMemory:
     def create(cls, nbytes: int, taken: int) -> tuple[SharedMemory, int]:
         """Make memory, of which the first bytes ``taken`` are allocated at once.
 
-        Return it, and a descriptor, which the caller closes when all have opened the memory.
-
-        Raises
-        ------
-        OSError
-            There is not so much memory.
+        Return it, and a descriptor, which the caller closes when all have opened the memory. Raises
+        ``OSError`` if there is not so much memory.
         """
         descriptor = reserve(nbytes)
         try:
@@ -268,18 +235,15 @@ class SharedMemory:
     ) -> SharedMemory:
         """Open memory of another process, or its first ``nbytes``, by process and descriptor.
 
-        Raises
-        ------
-        OSError
-            The process has ended, belongs to another user, or has closed the descriptor, or the
-            kernel does not allow it; or what is to be written to is not memory that `create` has
-            made.
+        Raises ``OSError`` if the process has ended, belongs to another user, or has closed the
+        descriptor; if the kernel does not allow it; or if the memory is to be written, and `create`
+        has not made it.
         """
         name = Path(f"/proc/{pid}/fd/{descriptor}")
-        # Who is told a wrong number must not write to a file that the user has open somewhere.
+        # By a wrong number, a file could be written that the user has open somewhere.
         if is_written and name.readlink() != _LINK:
             raise OSError(f"{name} is no memory to be shared")
-        # Whatever has that number by now is not opened unless it is memory: to open a device acts.
+        # Another file that has the number by now is not opened: to open a device is an action.
         if identity(name) != expected:
             raise OSError(f"{name} is other memory by now")
         own = os.open(name, (os.O_RDWR if is_written else os.O_RDONLY) | os.O_CLOEXEC)
@@ -296,7 +260,7 @@ def missing_means() -> str:
     """The means to share memory that this machine lacks; empty if there is nothing."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "Linux 5.3 or later, with memfd_create and pidfd_open"
-    if _FUTEX < 0:
+    if FUTEX < 0:
         return "x86-64 or aarch64"
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -311,7 +275,7 @@ def missing_means() -> str:
 
 
 class SharedLayout:
-    """Where things lie in a rank's memory, in bytes; ``ranks`` are those of the host.
+    """The layout of a rank's memory, in bytes; ``ranks`` are those of the host.
 
     The memory up to ``num_taken`` is needed, that of pieces and of the board perhaps never.
     """

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.runtime.machine import free_bytes
-from ringcoll.runtime.transport.base import with_memory
+from ringcoll.runtime.tensors import with_memory
 from ringcoll.runtime.transport.shared.memory import Identity, SharedMemory, identity, release_pages
 
 _LEAST = 32 << 10  # bytes from which on a storage is worth a region: shorter messages are copied
@@ -75,10 +75,7 @@ class SharedRegion:
 
 
 class _Regions:
-    """The regions of this process; each is an open file.
-
-    Memory may end in any thread at any moment, so there is no lock.
-    """
+    """The regions of this process. Memory may end in any thread, so there is no lock."""
 
     def __init__(self) -> None:
         self.now = object()  # another one after each change
@@ -134,7 +131,7 @@ def regions_now() -> object:
     return _regions.now
 
 
-# What is mapped keeps its inode, so that no other memory gets the same identity.
+# Mapped memory keeps its inode, so that no other memory gets the same identity.
 _mapped: weakref.WeakValueDictionary[Identity, SharedMemory] = weakref.WeakValueDictionary()
 
 
@@ -257,13 +254,7 @@ def can_move(tensor: Tensor) -> bool:
 
 
 def movable(what: object) -> list[torch.UntypedStorage]:
-    """The storages of a tensor, or of a module's tensors, that are to move.
-
-    Raises
-    ------
-    ArgumentError
-        One of them cannot move.
-    """
+    """The storages of a tensor or module that are to move; `ArgumentError` if one cannot."""
     if isinstance(what, nn.Module):
         tensors: list[Any] = [*what.parameters(), *what.buffers()]
         tensors += [tensor.grad for tensor in tensors if tensor.grad is not None]
@@ -280,36 +271,35 @@ def movable(what: object) -> list[torch.UntypedStorage]:
 
 def _movable(tensor: object) -> torch.UntypedStorage:
     """The storage of a tensor, which torch can move, or does not have to."""
-    message = "cannot be shared"
+
+    def refusal(expected: str, got: str) -> ArgumentError:
+        return ArgumentError("cannot be shared", "what", expected, got)
+
     if not isinstance(tensor, Tensor):
-        raise ArgumentError(message, "what", "a tensor or a module", type(tensor).__name__)
+        raise refusal("a tensor or a module", type(tensor).__name__)
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise ArgumentError(
-            message, "what", "strided tensors on the CPU", f"{tensor.layout} on {tensor.device}"
-        )
+        raise refusal("strided tensors on the CPU", f"{tensor.layout} on {tensor.device}")
     storage = with_memory(tensor, argument="what").untyped_storage()
     if region_of(storage.data_ptr(), storage.nbytes()) is not None:
         return storage
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
     is_named = strategy == "file_system" or storage.filename is not None  # a file that is mapped
     if storage.is_shared() and is_named:
-        expected = "memory that torch has not shared by a file's name"
-        raise ArgumentError(message, "what", expected, "such memory: clone() it")
+        raise refusal(
+            "memory that torch has not shared by a file's name", "such memory: clone() it"
+        )
     if not storage.is_shared() and not storage.resizable():
-        expected = "memory that torch has allocated"
         got = "memory of numpy, or of another library: clone() it"
-        raise ArgumentError(message, "what", expected, got)
+        raise refusal("memory that torch has allocated", got)
     # Torch calls a copy of a file shared, `torch.from_file(shared=False)`, without a descriptor.
     if storage.is_shared() and storage._share_fd_cpu_()[0] < 0:
-        raise ArgumentError(
-            message, "what", "memory that torch has allocated", "a file that is mapped: clone() it"
-        )
+        raise refusal("memory that torch has allocated", "a file that is mapped: clone() it")
     return storage
 
 
 _SEGMENT, _ALIGNMENT = 64 << 20, 64  # bytes; only what is used of a segment takes memory
 # Segments with room, each a weak reference to its memory, descriptor, bytes in use, and number of
-# forks: a process that is forked off must not take the same memory. Who uses one takes it out.
+# forks: a process that is forked off must not take the same memory. A segment in use is taken out.
 _segments: list[tuple[weakref.ref[Any], int, int, int]] = []
 
 

@@ -6,8 +6,8 @@ has come from all peers, and sends what had no place. It looks for a while, and 
 bell, a word on which the kernel lets it sleep (a futex). Ranks that share cores first give the
 processor away a few times: the rank that they wait for may then run at once.
 
-What a rank has read in another's memory is right if that rank still lives afterwards, and has not
-given up: until the read is acknowledged, it may not change what it sends.
+Data that a rank has read in another's memory are right if that rank still lives afterwards, and has
+not given up: until the read is acknowledged, it may not change what it sends.
 
 A message of each rank to all others goes through a board in its memory that all of them read. A
 rank writes its message once, to one of two places that take turns, and counts its exchanges up; a
@@ -37,17 +37,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.runtime.machine import as_json, cores, free_bytes, read_all, read_text
-from ringcoll.runtime.transport.around import OutOfReachError, PairsTransport
+from ringcoll.runtime.machine import cores, free_bytes
+from ringcoll.runtime.rendezvous import await_ranks, parse_json, read_text, read_texts
 from ringcoll.runtime.transport.base import (
     Handle,
     Message,
     NotYetError,
+    Start,
     Transport,
-    await_peers,
     bytes_at,
-    meet_telling,
+    left_s,
 )
+from ringcoll.runtime.transport.meeting import meet_with_texts
+from ringcoll.runtime.transport.pairs import OutOfReachError, PairsTransport
 from ringcoll.runtime.transport.shared.channel import (
     FENCES,
     PeerChannel,
@@ -94,8 +96,8 @@ _DIRECT_FROM = PIECES * PIECE + 1  # bytes, until a group has measured
 _FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
-_KIND_S = 0.0005  # where that took longer, for each rank of a core, the next waits do without
-_UNKIND, _MOST_UNKIND = 100, 12800
+_PROMPT_S = 0.0005  # if that took longer, for each rank of a core, so many waits do without
+_WITHOUT_YIELD, _MOST_WITHOUT_YIELD = 100, 12800
 _NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
 _SHORT_NAP_S = 0.0001  # while messages between hosts are on their way, which have to be moved
 
@@ -186,7 +188,7 @@ class BoardExchange:
         return [*self._receives, *self._sent]
 
     def view(self, position: int, place: int) -> Tensor:
-        """Where a receive comes to a place."""
+        """The memory in which a receive comes to a place."""
         message, start = self._messages[position], self._board.start + place * PLACE + HEAD
         memory = self._receives[position].channel.other.data
         tensor = message.tensor
@@ -226,7 +228,7 @@ def make(
 
 
 class _About(NamedTuple):
-    """What ranks say about themselves; the memory that they share is a descriptor of theirs."""
+    """Facts of a rank that its peers need; the memory that it shares is a descriptor of its own."""
 
     pid: int
     descriptor: int
@@ -236,9 +238,9 @@ class _About(NamedTuple):
     exchanges_to: int
 
     @classmethod
-    def of(cls, told: Any) -> _About:
-        """What a rank has told, from JSON."""
-        pid, descriptor, place, *more = told
+    def of(cls, values: Any) -> _About:
+        """From JSON."""
+        pid, descriptor, place, *more = values
         return cls(pid, descriptor, Identity(*place), *more)
 
 
@@ -268,9 +270,9 @@ class SharedTransport(Transport):
         self._lives: dict[int, int] = {}  # pidfds of the peers
         self._direct_from: int | None = None
         self._spins, self._is_crowded = _SPINS, False
-        self._kind_s = 0.0
-        self._num_unkind = 0  # waits that do not give the processor away before they sleep
-        self._next_unkind = _UNKIND
+        self._prompt_s = 0.0
+        self._num_without_yield = 0  # next waits that do not give the processor away
+        self._next_without_yield = _WITHOUT_YIELD
 
     def connect(self, timeout_s: float) -> None:
         """Map the memory of the ranks of this host; see `Transport.connect`."""
@@ -285,25 +287,19 @@ class SharedTransport(Transport):
             raise self._has_no_memory(most_nbytes, error) from error
         try:
             secret = ctypes.c_uint64(int.from_bytes(os.urandom(7), "little"))
-            own = _About(
-                os.getpid(),
-                descriptor,
-                identity(descriptor),
-                secret.value,
-                ctypes.addressof(secret),
-                self.exchanges_to,
-            )
-            self.hosts, abouts = meet_telling(store, self, timeout_s, given_up, json.dumps(own))
+            memory, at = identity(descriptor), ctypes.addressof(secret)
+            own = _About(os.getpid(), descriptor, memory, secret.value, at, self.exchanges_to)
+            self.hosts, abouts = meet_with_texts(store, self, timeout_s, given_up, json.dumps(own))
             here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
             if len(here) > cores():
                 self._spins, self._is_crowded = _CROWDED_SPINS, True
-                self._kind_s = _KIND_S * len(here) / cores()
+                self._prompt_s = _PROMPT_S * len(here) / cores()
             places = SharedLayout(here)
             self._memory = self._own_memory(descriptor, places, len(here))
             self._pieces = Pieces(self._memory, places.pieces, places.num_pieces)
             self._board = Board(rank, self._memory, places.board)
             others = [peer for peer in here if peer != rank]
-            peers = {peer: as_json(f"here/{peer}", abouts[peer], _About.of) for peer in others}
+            peers = {peer: parse_json(f"here/{peer}", abouts[peer], _About.of) for peer in others}
             reasons = [self._open(peer, about, places) for peer, about in peers.items()]
             # All ranks have to know, as all of them take another transport then.
             store.set(f"unopened/{rank}", "; ".join(filter(None, reasons)))
@@ -311,9 +307,9 @@ class SharedTransport(Transport):
             if came % _FAILED == self.world_size:
                 store.set("all opened", str(came // _FAILED))
             keys = {peer: f"unopened/{peer}" for peer in everyone}
-            await_peers(store, rank, keys, deadline, timeout_s, given_up, last_key="all opened")
+            await_ranks(store, rank, keys, deadline, timeout_s, given_up, last_key="all opened")
             if read_text(store, "all opened") != "0":
-                why = "; ".join(filter(None, read_all(store, [*keys.values()])))
+                why = "; ".join(filter(None, read_texts(store, [*keys.values()])))
                 raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
             for channel in self._channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
@@ -351,10 +347,7 @@ class SharedTransport(Transport):
         )
 
     def _open(self, peer: int, about: _About, places: SharedLayout) -> str:
-        """Map the memory of a peer, and find out whether its other memory can be read.
-
-        Returns why its memory cannot be mapped; an empty text if it is.
-        """
+        """Map the memory of a peer, and try to read more of it; return why it cannot be mapped."""
         pid, own = about.pid, self._memory
         assert own is not None
         try:
@@ -378,9 +371,7 @@ class SharedTransport(Transport):
         own.words[places.can_read[peer] // WORD] = channel.reads_peer
         return ""
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`. Each is over before it is posted again."""
         channels = self._channels
         arriving = [
@@ -476,7 +467,7 @@ class SharedTransport(Transport):
         deadline = time.monotonic() + timeout_s
         for channel in self._channels.values():
             if channel.pending:
-                self._sleep(PendingSends(channel), max(deadline - time.monotonic(), 0.001))
+                self._sleep(PendingSends(channel), left_s(deadline))
 
     def _sleep(self, message: Awaited, timeout_s: float) -> None:
         """Wait for a message asleep, and serve all peers when something else happens."""
@@ -518,42 +509,36 @@ class SharedTransport(Transport):
     def _yielded(self, message: Awaited) -> bool:
         """Give the processor to the ranks that share it; return whether the message came.
 
-        It is quicker than to sleep, unless other programs are busy: these keep the processor for
-        milliseconds. Then the next waits do without, each time twice as many.
+        Where other programs are busy, that takes milliseconds, and the next waits do without.
         """
-        if self._num_unkind > 0:
-            self._num_unkind -= 1
+        if self._num_without_yield > 0:
+            self._num_without_yield -= 1
             return False
         begin_s = time.monotonic()
         for _ in range(_YIELDS):
             os.sched_yield()
             if message.look():
                 break
-        if time.monotonic() - begin_s < self._kind_s:
-            self._next_unkind = _UNKIND
+        if time.monotonic() - begin_s < self._prompt_s:
+            self._next_without_yield = _WITHOUT_YIELD
         else:
-            self._num_unkind = self._next_unkind
-            self._next_unkind = min(2 * self._next_unkind, _MOST_UNKIND)
+            self._num_without_yield = self._next_without_yield
+            self._next_without_yield = min(2 * self._next_without_yield, _MOST_WITHOUT_YIELD)
         return message.done
 
     def _look_around(self, message: Awaited, exceeded_s: float | None) -> None:
-        """Raise an error if there is a reason to stop waiting."""
         peer = message.channel.peer
-        is_over = self._aborted
-        for channel in self._channels.values():
-            state = channel.other_words[STATE]
-            is_over = is_over or state == BROKEN or (state == CLOSED and channel.peer == peer)
-        if is_over and not message.look():
+        error: TransportError | None = None
+        states = {channel.other_words[STATE] for channel in self._channels.values()}
+        if self._aborted or BROKEN in states or message.channel.other_words[STATE] == CLOSED:
+            error = PeerLostError("the connection was broken", peer=peer)
+        elif message.channel.has_ended():
+            error = PeerLostError(f"the process of rank {peer} has ended", peer=peer)
+        elif exceeded_s is not None:
+            error = CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
+        if error is not None and not message.look():  # it may have come before the end
             self._give_up()
-            raise PeerLostError("the connection was broken", peer=peer)
-        if message.channel.has_ended():
-            if message.look():  # it came before the end
-                return
-            self._give_up()
-            raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
-        if exceeded_s is not None and not message.look():
-            self._give_up()
-            raise CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
+            raise error
 
     def _give_up(self) -> None:
         """Tell the peers that this rank's memory must not be trusted any more."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from ringcoll.runtime.machine import in_words, line_of_thread, stacks, user_line, users
+from ringcoll.runtime.process import (
+    line_in_words,
+    line_of_thread,
+    thread_stacks,
+    user_frame,
+    user_line,
+)
 
 
 def waits(begun: threading.Event, end: threading.Event) -> None:
@@ -25,7 +31,7 @@ def test_the_line_of_another_thread():
         thread.join()
     assert (file, line) == (__file__, waits.__code__.co_firstlineno + 2)
     assert line_of_thread(thread.ident) == ("", 0)  # it has ended
-    assert in_words("", 0) == ""
+    assert line_in_words("", 0) == ""
 
 
 def test_a_thread_without_a_line_of_the_user():
@@ -44,15 +50,15 @@ def test_stacks_are_those_of_all_threads():
     for thread in threads:
         thread.start()
     begun.wait(30)
-    found = stacks()
+    found = thread_stacks()
     end.set()
     for thread in threads:
         thread.join()
         assert thread.ident is not None
-        line = users(found[thread.ident])
+        line = user_frame(found[thread.ident])
         assert line == (__file__, waits.__code__.co_firstlineno + 2, "waits")
     own = found[threading.get_ident()]
     assert [frame.function for frame in own[:2]] == [
-        "stacks",
+        "thread_stacks",
         "test_stacks_are_those_of_all_threads",
     ]

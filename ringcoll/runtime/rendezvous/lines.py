@@ -1,4 +1,4 @@
-"""Connections between processes of different hosts: lines that tell of a death, and mailboxes.
+"""Connections between processes of different hosts that tell of a death: lines.
 
 A process listens at one address, and tells it to those that want to know of its death. A *line* is
 a connection to such an address. It carries the address of the process that has made it, and nothing
@@ -10,28 +10,19 @@ A line may also be cut by what lies between the hosts, and a firewall refuses co
 process has surely ended only if its address could be reached before, or it has itself ended a line
 that it had made; and if then, for a while, no process listens at its address. Of a process to which
 there was no line yet, or whose host is cut off, nothing is known.
-
-A *mailbox* takes messages that arrive while their receiver sleeps, is stopped, or has not looked
-for long. The kernel takes them: a message that was delivered is read whenever the receiver looks,
-also if its sender has ended meanwhile. There is no thread, and no answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
-import stat
-import termios
 import threading
 import time
-import weakref
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
-from ringcoll.runtime.machine.facts import family_of, is_loopback
+from ringcoll.runtime.machine import family_of, is_loopback
 
 Address = tuple[str, int]
 """Host and port."""
@@ -40,17 +31,27 @@ _GREETING_S = 0.2  # on a network of one room, a line takes less than a millisec
 _LOOK_S = 0.001
 _BOTH = 2  # connections of a line, if both ends have made one
 _HELLO = 64  # bytes at most; the longest address of IPv6 and a port have 45
-_STRANGERS = 256  # connections that have not said yet whose they are, or not all of their message
+STRANGERS = 256
+"""Most connections that are kept until they have said whose they are, or all of their message."""
+_BACKLOG = 1024
 _SURE_S = 0.2  # of refusals, one after the other
-_LARGEST = 1 << 22  # bytes of a message; a view of 1,000 members has some 200,000
-_POLL_S = 0.0002  # between two looks whether a message was delivered
 
 
-def _listening(host: str) -> socket.socket:
+def listening(host: str) -> socket.socket:
     """A socket that takes connections at a free port, and does not block."""
-    server = socket.create_server((host, 0), family=family_of(host), backlog=1024)
+    server = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
     server.setblocking(False)
     return server
+
+
+def accepted(server: socket.socket) -> list[socket.socket]:
+    """The connections that have come to a socket; they do not block."""
+    connections: list[socket.socket] = []
+    with contextlib.suppress(OSError):  # mostly as no more have come
+        while len(connections) < _BACKLOG:
+            connections.append(server.accept()[0])
+            connections[-1].setblocking(False)
+    return connections
 
 
 class _Line:
@@ -120,7 +121,7 @@ class Lines:
     """The address at which a process listens, and its lines; ``OSError`` if it cannot listen."""
 
     def __init__(self, host: str) -> None:
-        self._server = _listening(host)
+        self._server = listening(host)
         self.address: Address = self._server.getsockname()[:2]
         self._hello = f"{self.address[0]} {self.address[1]}\n".encode()
         self._lines: dict[Address, _Line] = {}
@@ -162,12 +163,7 @@ class Lines:
         """Take the lines that others have made, and let go of those that were cut."""
         for line in self._lines.values():
             line.drop()
-        with contextlib.suppress(OSError):  # mostly as nobody has come
-            for _ in range(_STRANGERS):
-                connection, _ = self._server.accept()
-                connection.setblocking(False)
-                self._strangers.append(connection)
-        waiting, self._strangers = self._strangers, []
+        waiting, self._strangers = [*self._strangers, *accepted(self._server)], []
         for connection in waiting:
             try:
                 address = _address_in(connection.recv(_HELLO))
@@ -180,7 +176,7 @@ class Lines:
                 connection.close()
             else:
                 self._line(address).add(connection)
-        while len(self._strangers) > _STRANGERS:
+        while len(self._strangers) > STRANGERS:
             self._strangers.pop(0).close()
 
 
@@ -237,8 +233,7 @@ def has_ended(address: Address) -> bool:
     return _own is not None and _own.has_ended(address)
 
 
-def _before_fork() -> None:
-    """Wait until no other thread has a socket that is in no line yet."""
+def _before_fork() -> None:  # no other thread has a socket that is in no line yet
     _making.acquire()
     if _own is not None:
         _own.lock.acquire()
@@ -260,120 +255,3 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
-
-
-def sockets() -> Iterator[socket.socket]:
-    """The process's sockets for the internet, one at a time."""
-    opened = Path("/proc/self/fd")
-    for entry in opened.iterdir() if opened.exists() else ():
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
-                continue
-            connection = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:
-            continue  # closed meanwhile
-        with connection:
-            if connection.family in (socket.AF_INET, socket.AF_INET6):
-                yield connection
-
-
-# --- mailboxes ----------------------------------------------------------------------------
-
-
-class Inbox:
-    """Lines of text that others `deliver`, on a free port of one interface."""
-
-    def __init__(self, host: str) -> None:
-        self._server = _listening(host)
-        self.port: int = self._server.getsockname()[1]
-        self._open: dict[socket.socket, bytes] = {}  # messages that have come in part
-        self._end = weakref.finalize(self, _close, self._server, self._open)
-
-    def read(self) -> list[str]:
-        """All messages that have come since the last call, in their order."""
-        with contextlib.suppress(OSError):  # mostly as no more have come
-            while True:
-                connection, _ = self._server.accept()
-                connection.setblocking(False)
-                self._open[connection] = b""
-        texts = []
-        for connection in [*self._open]:
-            data, has_ended = self._open[connection], False
-            try:
-                while not has_ended and len(data) <= _LARGEST:
-                    piece = connection.recv(1 << 16)
-                    data += piece
-                    has_ended = not piece or piece.endswith(b"\n")
-            except BlockingIOError:
-                self._open[connection] = data
-            except OSError:
-                has_ended = True
-            if data.endswith(b"\n"):
-                texts.append(data.decode(errors="replace"))
-            if has_ended or len(data) > _LARGEST:
-                self._forget(connection)
-        for connection in [*self._open][:-_STRANGERS]:
-            self._forget(connection)
-        return texts
-
-    def close(self) -> None:
-        """Take nothing any more: whoever delivers is refused."""
-        self._end()
-
-    def _forget(self, connection: socket.socket) -> None:
-        del self._open[connection]
-        connection.close()
-
-
-def _close(server: socket.socket, connections: dict[socket.socket, bytes]) -> None:
-    for connection in (server, *connections):
-        connection.close()
-    connections.clear()
-
-
-def deliver(text: str, addresses: Iterable[Address], limit_s: float) -> set[Address]:
-    """Send a line of text to mailboxes, and wait until their kernels have it.
-
-    Returns
-    -------
-    set
-        The addresses whose hosts say that nobody listens there. To the others that were not reached
-        within the limit, nothing is said.
-    """
-    data = f"{text}\n".encode()
-    refused: set[Address] = set()
-    deadline = time.monotonic() + limit_s
-    with contextlib.ExitStack() as stack:
-        ways: dict[Address, tuple[socket.socket, bytes]] = {}
-        for address in addresses:
-            way = stack.enter_context(socket.socket(family_of(address[0])))
-            way.setblocking(False)
-            with contextlib.suppress(OSError):  # nobody knows the host's name
-                way.connect_ex(address)
-                ways[address] = way, data
-        while ways:
-            for address, (way, rest) in [*ways.items()]:
-                try:
-                    if rest:
-                        ways[address] = way, rest[way.send(rest) :]
-                    elif not _is_on_its_way(way):
-                        del ways[address]
-                except OSError as error:
-                    if error.errno in (errno.EAGAIN, errno.ENOTCONN, errno.EINPROGRESS):
-                        continue
-                    if error.errno == errno.ECONNREFUSED:
-                        refused.add(address)
-                    del ways[address]
-            if ways:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(_POLL_S)
-    return refused
-
-
-def _is_on_its_way(way: socket.socket) -> bool:
-    """Whether the other end's kernel has not acknowledged all bytes; SIOCOUTQ in tcp(7)."""
-    try:
-        return any(fcntl.ioctl(way, termios.TIOCOUTQ, bytes(4)))
-    except OSError:  # not on Linux
-        return False

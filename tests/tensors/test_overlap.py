@@ -15,8 +15,8 @@ from torch import Tensor
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.operation import check_apart, stage
-from ringcoll.runtime.operation.stage import TooIntricateError, share_memory
+from ringcoll.runtime.tensors import check_apart, overlap
+from ringcoll.runtime.tensors.overlap import TooIntricateError, share_memory
 
 MEMORY = bytearray(4096)
 
@@ -96,7 +96,7 @@ def test_dimensions_of_one_element_are_not_counted() -> None:
 
 
 def test_what_strides_cannot_tell_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_MOST_WORK", 1)
+    monkeypatch.setattr(overlap, "_MOST_WORK", 1)
     memory = torch.zeros(1 << 16)
     intricate = [memory.as_strided((9, 9, 9), (7, 62, 503)), memory[3::5]]
     with pytest.raises(TooIntricateError):

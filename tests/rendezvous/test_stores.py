@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
 from ringcoll.runtime.launch import Ranks
-from ringcoll.runtime.machine import begun, life, private, served, stores, within
+from ringcoll.runtime.process import CONNECTIONS, call_in_thread, call_within, end_calls
+from ringcoll.runtime.rendezvous import fresh_group_name, own_connection, serve_store, stores
 from tests.programs import few_files
 from tests.programs.threads import together
 
@@ -26,7 +27,7 @@ class Reluctant:
     """A store to which some connections are not made in time."""
 
     def __init__(self, num_refused: int) -> None:
-        self.store = served()
+        self.store = serve_store()
         self.num_refused = num_refused
 
     def __getattr__(self, name: str) -> Any:
@@ -44,7 +45,7 @@ class Reluctant:
 def test_a_connection_is_tried_again(num_refused: int) -> None:
     store: Any = Reluctant(num_refused)
     store.set_timeout(timedelta(seconds=77))
-    connection = private(store)
+    connection = own_connection(store)
     assert connection is not store
     assert store.num_refused == 0
     connection.set("here", "yes")
@@ -76,7 +77,7 @@ def test_ranks_agree_in_each_life_wherever_those_before_were_killed(world_size: 
             def main(rank: int, most: int = most, limit_s: float = limit_s) -> str:
                 own: Any = Mortal(store, most if rank == dying else 1 << 30)  # noqa: B023
                 time.sleep(0.002 * ((rank - dying) % world_size))  # noqa: B023
-                return life(own, rank, world_size, limit_s)
+                return fresh_group_name(own, rank, world_size, limit_s)
 
             earlier.update(name for name in lived if isinstance(name, str))
             lived = together(world_size, main)
@@ -89,15 +90,15 @@ def test_who_does_not_come_to_a_life_is_named() -> None:
     store = dist.HashStore()
     store.set("word/1", "of an earlier life")
     with pytest.raises(CollectiveTimeoutError, match=r"rank 0 waited 0.05 s for rank 1, rank 2"):
-        life(store, 0, 3, 0.05)
+        fresh_group_name(store, 0, 3, 0.05)
     with pytest.raises(CollectiveTimeoutError, match=r"rank 2 waited 0.05 s for rank 0 to make"):
-        life(store, 2, 3, 0.05)
+        fresh_group_name(store, 2, 3, 0.05)
 
 
 def test_a_connection_that_others_use_is_never_handed_out() -> None:
     store: Any = Reluctant(1000)
     with pytest.raises(TransportError, match="cannot be reached"):
-        private(store)
+        own_connection(store)
 
 
 def test_a_store_that_is_gone_says_so_where_it_is_used() -> None:
@@ -106,7 +107,7 @@ def test_a_store_that_is_gone_says_so_where_it_is_used() -> None:
             raise dist.DistNetworkError("Broken pipe")
 
     gone: Any = Gone()
-    assert private(gone) is gone
+    assert own_connection(gone) is gone
 
 
 def test_a_store_whose_host_dies_meanwhile_is_not_waited_for() -> None:
@@ -121,13 +122,13 @@ def test_a_store_whose_host_dies_meanwhile_is_not_waited_for() -> None:
             assert given_up.wait(30)
             raise dist.DistNetworkError("The client socket has timed out after 1000ms")
 
-    servers = [served()]
+    servers = [serve_store()]
     store = Last(servers[0].host, servers[0].port, None, False)
-    before = set(stores._clones)
-    assert private(store) is store
-    (connecting,) = stores._clones - before
+    before = set(CONNECTIONS)
+    assert own_connection(store) is store
+    (connecting,) = CONNECTIONS - before
     threading.Timer(0.2, given_up.set).start()
-    stores._end_calls()  # at the end of the program
+    end_calls()  # at the end of the program
     assert connecting.done()
 
 
@@ -145,10 +146,10 @@ def test_a_store_at_which_nobody_listens_is_tried_by_nobody() -> None:
             raise AssertionError("torch connects")
 
     asked: list[list[str]] = []
-    server = served()
+    server = serve_store()
     store = Last(server.host, server.port, None, False)
     del server
-    assert private(store) is store
+    assert own_connection(store) is store
     assert len(asked) == 3
 
 
@@ -171,7 +172,7 @@ def test_an_error_of_what_is_asked_keeps_nothing() -> None:
     gc.disable()
     try:
         with contextlib.suppress(LookupError):
-            within(5.0, asked.fail)
+            call_within(5.0, asked.fail)
         del asked
         deadline = time.monotonic() + 10  # for the end of the thread
         while kept() is not None and time.monotonic() < deadline:
@@ -186,7 +187,7 @@ def test_a_store_without_connections_is_its_own(is_prefixed: bool) -> None:
     store: dist.Store = dist.HashStore()
     if is_prefixed:
         store = dist.PrefixStore("a", store)
-    own = private(store)
+    own = own_connection(store)
     store.set("here", "yes")
     assert own.get("here") == b"yes"
 
@@ -195,18 +196,18 @@ def test_what_is_asked_has_a_limit() -> None:
     def fail() -> None:
         raise LookupError("none")
 
-    assert within(5.0, lambda: 3) == 3
-    assert begun(lambda: 4).result(5.0) == 4
+    assert call_within(5.0, lambda: 3) == 3
+    assert call_in_thread(lambda: 4).result(5.0) == 4
     with pytest.raises(LookupError):
-        within(5.0, fail)
+        call_within(5.0, fail)
     is_over = threading.Event()
     with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
-        within(0.2, is_over.wait)
+        call_within(0.2, is_over.wait)
     is_over.set()
 
 
 def test_whether_a_store_ends_with_this_process() -> None:
-    store = served()
+    store = serve_store()
     other = dist.PrefixStore("other", store.clone())  # type: ignore[attr-defined]
     assert stores.is_served_here(other)
     del store
@@ -217,21 +218,22 @@ def test_whether_a_store_ends_with_this_process() -> None:
 
 def test_a_store_that_owes_an_answer_is_asked_no_more() -> None:
     """Neither over another prefix or connection, nor for longer by who waits for less."""
-    store, answers = served(), threading.Event()
+    store, answers = serve_store(), threading.Event()
     other = dist.PrefixStore("other", store.clone())  # type: ignore[attr-defined]
-    assert stores.asked(store, 5.0, lambda: 3) == 3
+    assert stores.poll_store(store, 5.0, lambda: 3) == 3
     with pytest.raises(TimeoutError, match="no answer within"):
-        stores.asked(store, 0.2, lambda: answers.wait(30))
+        stores.poll_store(store, 0.2, lambda: answers.wait(30))
     calls: list[int] = []
     with pytest.raises(TimeoutError, match="which rank 0 or the launcher holds"):
-        stores.asked(other, 0.1, lambda: calls.append(1))
+        stores.poll_store(other, 0.1, lambda: calls.append(1))
     assert calls == []
-    assert stores.asked(served(), 0.1, lambda: 4) == 4
+    assert stores.poll_store(serve_store(), 0.1, lambda: 4) == 4
     assert (
-        stores.asked(dist.HashStore(), 0.0, threading.current_thread) is threading.current_thread()
+        stores.poll_store(dist.HashStore(), 0.0, threading.current_thread)
+        is threading.current_thread()
     )
     answers.set()
     deadline = time.monotonic() + 10
     while stores._owed[store.host, store.port]:
         assert time.monotonic() < deadline
-    assert stores.asked(other, 5.0, lambda: 5) == 5
+    assert stores.poll_store(other, 5.0, lambda: 5) == 5

@@ -10,7 +10,8 @@ import pytest
 
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
 from ringcoll.lab.formats import to_msccl, to_mscclpp
-from ringcoll.runtime.machine import algorithm_in, as_algorithm, files, read_schedule
+from ringcoll.runtime.user_files import algorithm_in, as_algorithm, read_schedule
+from ringcoll.runtime.user_files import algorithms as user_algorithms
 from ringcoll.schedules import Schedule, verify
 from ringcoll.schedules.algorithms import schedule_of
 
@@ -69,9 +70,9 @@ def test_a_file_that_has_been_there_for_a_while_is_read_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(folder / "ring.xml")
-    monkeypatch.setattr(files, "_TICK_NS", -10_000_000_000)  # it is settled at once
+    monkeypatch.setattr(user_algorithms, "_TICK_NS", -10_000_000_000)  # it is settled at once
     schedule = read_schedule(path)
-    monkeypatch.setattr(files, "read_file", lambda *_: pytest.fail("read anew"))
+    monkeypatch.setattr(user_algorithms, "read_file", lambda *_: pytest.fail("read anew"))
     assert read_schedule(path) is schedule
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcoll.runtime.machine import Inbox, deliver, lines
+from ringcoll.runtime.rendezvous import Inbox, deliver, mailboxes
 
 HOST, LIMIT_S = "127.0.0.1", 20.0
 
@@ -46,7 +46,7 @@ def test_a_message_that_is_longer_than_the_kernels_memory_arrives_whole() -> Non
 
 
 def test_a_message_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_LARGEST", 1000)
+    monkeypatch.setattr(mailboxes, "_LARGEST", 1000)
     inbox = Inbox(HOST)
     with socket.create_connection((HOST, inbox.port), LIMIT_S) as long:
         long.sendall(b"x" * 1001)  # and no end of the line
@@ -64,7 +64,7 @@ def test_a_message_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch)
 def test_of_many_messages_that_never_end_the_latest_stay_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lines, "_STRANGERS", 3)
+    monkeypatch.setattr(mailboxes, "STRANGERS", 3)
     inbox = Inbox(HOST)
     strangers = [socket.create_connection((HOST, inbox.port), LIMIT_S) for _ in range(5)]
     for stranger in strangers:

@@ -16,14 +16,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringcoll.runtime.machine import lines, served, sockets
-from ringcoll.runtime.machine.lines import Address, Lines, listening_at
+from ringcoll.runtime.machine import sockets
+from ringcoll.runtime.rendezvous import lines, serve_store
+from ringcoll.runtime.rendezvous.lines import Address, Lines, listening_at
 
 LOOPBACK = "127.0.0.1"
 LIMIT_S = 10.0
 LISTEN = f"""
 import os, sys
-from ringcoll.runtime.machine.lines import Lines
+from ringcoll.runtime.rendezvous.lines import Lines
 own = Lines({LOOPBACK!r})
 print(own.address[1], flush=True)
 """
@@ -137,7 +138,7 @@ def test_who_is_stopped_lives(own: Lines, start: Callable[..., Process]):
 @pytest.mark.processes
 def test_a_child_does_not_hold_the_lines_of_its_parent(own: Lines, start: Callable[..., Process]):
     fork = """
-from ringcoll.runtime.machine import lines
+from ringcoll.runtime.rendezvous import lines
 lines._own = own
 child = os.fork()
 if child == 0:
@@ -255,7 +256,7 @@ def test_lines_and_stores_at_addresses_of_ipv6():
     second.close()
     assert comes_true(lambda: first.has_ended(second.address))
     first.close()
-    store = served("::1")
+    store = serve_store("::1")
     store.set("key", "value")
     assert store.get("key") == b"value"
 
@@ -309,7 +310,7 @@ def test_who_says_whose_line_it_is(hello: bytes, address: Address | None):
 
 
 def test_strangers_that_say_nothing_are_not_kept_without_end(own: Lines, monkeypatch):
-    monkeypatch.setattr(lines, "_STRANGERS", 2)
+    monkeypatch.setattr(lines, "STRANGERS", 2)
     nobody = (LOOPBACK, 9)
     strangers = [socket.create_connection(own.address) for _ in range(5)]
     for _ in range(3):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.transport import extent, has_memory, is_dense, with_memory
+from ringcoll.runtime.tensors import extent, has_memory, is_dense, with_memory
 from tests.fakes.without_memory import WITHOUT, Wrapper, pending
 
 

@@ -1,18 +1,5 @@
-"""Transports around another one: a narrower dtype, staged CUDA tensors, several hosts.
+"""CUDA tensors over a transport that only knows CPU memory, such as gloo.
 
-Messages in a wire dtype
-------------------------
-`NarrowTransport` rounds messages to the wire dtype before a send, and widens them after a receive.
-Nothing above knows, and partial results are added in the wide dtype. A message that is in the wire
-dtype already passes as it is: a reduction can widen it.
-
-The sender's own copy is rounded as well. If two ranks exchange partial results and both add them
-up (recursive doubling), each rank would otherwise add its own exact result to the other's rounded
-result, and the ranks would end with different sums. So the tensors must be the library's own
-working copies, never the user's memory.
-
-CUDA tensors over transports that only know CPU memory: gloo
---------------------------------------------------------------------
 With `StagedTransport` a message of a CUDA tensor passes through host memory, in pieces of
 `SEGMENT_BYTES`. A GPU copies by itself only from and to *pinned* memory, which is slow to get and
 takes memory from everybody. So each direction has a *window* of at most 8 pinned pieces, which are
@@ -33,117 +20,45 @@ Pieces follow from the number of bytes alone, so both ends cut alike. They are s
 the message's tag: within a tag order matches. An empty message is one empty piece. Both ends of a
 message have to stage it: both have a CUDA tensor, or neither.
 
-No rank waits for a peer while it holds a pinned piece. The piece is held for two copies, which take
-only this rank's GPU and host. If it were held until a peer has sent or taken it, ranks could wait
-for each other in a circle, although all their messages are posted: a peer that comes late would
-hold all pieces, and the one that this peer waits for would get none. A wait below cannot be polled,
-either (gloo): a rank cannot wait for several messages at once. So all receives are posted below
-when they are posted here, sends as soon as the GPU has copied them, and no message waits for the
-wait of another. That costs one more copy in host memory at each end.
+No rank waits for a peer while it holds a pinned piece: ranks could wait for each other in a circle
+although all messages are posted, as a late peer would hold all pieces. The piece is held for two
+copies, which take only this rank's GPU and host. A wait below cannot be polled, either (gloo). So
+all receives are posted below at once, sends as soon as the GPU has copied them, and no message
+waits for the wait of another. That costs one more copy in host memory at each end.
 
 - *Sends.* Downloads run on a stream of the transport's own, which first waits for what was enqueued
   on the current stream before the post. If a post has no more pieces than the window, the thread
-  that posts sees to them. Otherwise a thread of the transport does, until nothing is left; it never
+  that posts copies them. Otherwise a thread of the transport does, until nothing is left; it never
   waits for a peer. All sends go the same way as long as it runs, so that their order is kept.
 - *Receives.* `StagedTransport.wait` waits for one piece after the other, copies it into the window,
   and enqueues its copy to the device on the current stream.
 - A message's tensor lives until the message has been waited for. By then nobody reads its memory
   any more: no allocator has to know of the other stream.
-
-Ranks of several hosts
-----------------------
-`PairsTransport` is made around the transport of a host, and makes another one between hosts when
-the ranks have met and are on several hosts: the first that ``"auto"`` stands for beside it. On one
-host it is out of the way. Where ranks cannot open each other's memory, the other transport carries
-all messages, if nobody has asked for shared memory.
-
-A rank that waits for a message inside its host also moves those between hosts (`Transport.move`),
-as UCX's move only while their ranks wait; otherwise ranks could wait for each other in a circle.
-Likewise messages inside the host have to be seen by their receivers before a rank waits for another
-host (`SharedTransport.push`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.runtime.machine import started
-from ringcoll.runtime.reduction import TORCH, Engine
-from ringcoll.runtime.transport import catalogue
-from ringcoll.runtime.transport.base import AroundTransport, Handle, Message, Transport
-
-_log = logging.getLogger("ringcoll")
-
-
-class _Arriving(NamedTuple):
-    """A receive in the wire dtype, and the tensor to widen it into."""
-
-    handle: Handle
-    narrow: Tensor
-    into: Tensor
-
-
-class NarrowTransport(AroundTransport):
-    """Messages of another transport, sent in a wire dtype; the engine rounds them."""
-
-    def __init__(self, below: Transport, wire_dtype: torch.dtype, engine: Engine = TORCH) -> None:
-        super().__init__(below)
-        self._wire_dtype, self._engine = wire_dtype, engine
-
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
-        """Make messages ready; see `Transport.bind`."""
-        arriving, leaving = [*map(self._narrow, receives)], [*map(self._narrow, sends)]
-        start = self.below.bind(arriving, leaving)
-        rounding = [
-            self._engine.round(narrow.tensor, wide.tensor)
-            for wide, narrow in zip(sends, leaving, strict=True)
-            if narrow is not wide
-        ]
-
-        def post(mixed: int) -> list[Handle]:
-            for round_ in rounding:
-                round_()
-            handles = start(mixed)
-            for index, (wide, narrow) in enumerate(zip(receives, arriving, strict=True)):
-                if narrow is not wide:
-                    handles[index] = _Arriving(handles[index], narrow.tensor, wide.tensor)
-            return handles
-
-        return post
-
-    def _narrow(self, message: Message) -> Message:
-        if message.tensor.dtype is self._wire_dtype:
-            return message
-        narrow = torch.empty_like(message.tensor, dtype=self._wire_dtype)
-        return message._replace(tensor=narrow)
-
-    def wait(self, handle: Handle, timeout_s: float) -> None:
-        """Wait for one message; see `Transport.wait`."""
-        if isinstance(handle, _Arriving):
-            self.below.wait(handle.handle, timeout_s)
-            handle.into.copy_(handle.narrow)
-        else:
-            self.below.wait(handle, timeout_s)
-
-    def is_over(self, handle: Handle) -> bool:
-        """Whether a message is over; see `Transport.is_over`."""
-        return self.below.is_over(handle.handle if isinstance(handle, _Arriving) else handle)
-
+from ringcoll.runtime.process import start_thread
+from ringcoll.runtime.transport.base import (
+    AroundTransport,
+    Handle,
+    Message,
+    Start,
+    Transport,
+    left_s,
+)
 
 # The copy of one piece at either end overlaps with nothing: some 0.1 ms each at 20 GB/s. A piece
 # also costs a message below, 0.1 ms over gloo, which takes 2 ms to move so many bytes.
@@ -233,8 +148,6 @@ class _Piece(NamedTuple):
 
 
 class _Flight:
-    """A message on its way."""
-
     __slots__ = ("after", "num_left", "peer", "pieces", "tag", "tensor")
 
     def __init__(self, message: Message, mixed: int, after: torch.cuda.Event | None = None) -> None:
@@ -300,9 +213,7 @@ class StagedTransport(AroundTransport):
             self._leaving.clear()
             self._changed.notify_all()
 
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`. Host memory is taken when they are posted."""
         post = partial(self._post, receives, sends)
         if any(self._stages(message.tensor) for message in (*receives, *sends)):
@@ -324,7 +235,7 @@ class StagedTransport(AroundTransport):
                 self._wait_until_sent(handle, timeout_s)
             while handle.pieces:
                 below, host, into = handle.pieces[0]
-                self.below.wait(below, max(deadline - time.monotonic(), 0.001))
+                self.below.wait(below, left_s(deadline))
                 handle.pieces.popleft()
                 if into is not host:
                     self._upload(host, into)
@@ -334,7 +245,6 @@ class StagedTransport(AroundTransport):
         self._flying.discard(handle)
 
     def _wait_until_sent(self, flight: _Flight, timeout_s: float) -> None:
-        """Wait until all pieces of a message are on their way below."""
         with self._changed:
             self._changed.wait_for(lambda: not flight.num_left or self._is_broken(), timeout_s)
             if not flight.num_left:
@@ -349,7 +259,6 @@ class StagedTransport(AroundTransport):
         return self._is_aborted or self._error is not None
 
     def _check(self) -> None:
-        """Raise the error that has kept messages from being sent."""
         if self._error is not None:
             raise self._error
 
@@ -407,7 +316,7 @@ class StagedTransport(AroundTransport):
             self._drain()
             self._check()
         else:
-            self._thread = started(self._drain, f"ringcoll-staging-{self.rank}")
+            self._thread = start_thread(self._drain, f"ringcoll-staging-{self.rank}")
 
     def _drain(self) -> None:
         """Copy pieces to the host and send them, until there are none."""
@@ -473,160 +382,3 @@ class StagedTransport(AroundTransport):
 def staged_if_needed(below: Transport, device: torch.device) -> Transport:
     """A transport of CPU tensors, or one around it for the tensors of a CUDA device."""
     return below if device.type == "cpu" else StagedTransport(below, device)
-
-
-class OutOfReachError(TransportError):
-    """Ranks of a host cannot use what its transport needs; all ranks of the group get the error."""
-
-
-@dataclass(slots=True)
-class _Far:
-    """A message between hosts."""
-
-    handle: Handle
-    tensor: Tensor
-    is_complete: bool = False
-
-
-class NearTransport(Transport, Protocol):
-    """A transport inside a host, which can be beside another one."""
-
-    beside: Callable[[], bool] | None
-    """Moves the messages of the other one, and returns whether to do so soon again; whoever waits
-    for long calls it now and then."""
-
-    def push(self, timeout_s: float) -> None:
-        """Let the messages that were posted be seen by their receivers, before a wait elsewhere."""
-
-
-class PairsTransport(AroundTransport):
-    """The transport ``below`` among the ranks of a host, another one between hosts.
-
-    The transport below only knows the ranks of its host, when it has met all ranks. All ranks see
-    the store, and nobody else uses it. ``timeout_s`` is the time limit in seconds to make the other
-    transport.
-    """
-
-    def __init__(self, below: NearTransport, store: dist.Store, timeout_s: float) -> None:
-        super().__init__(below)
-        self._near = below
-        self._num_far = 0  # messages between hosts on their way
-        self._store, self._timeout_s = dist.PrefixStore("far", store), timeout_s
-        self._far: Transport | None = None
-        self._aborted = False
-
-    @property
-    def exchanges_to(self) -> int:
-        """See `Transport.exchanges_to`; exchanges are inside a host only."""
-        return self.below.exchanges_to if self._far is None else 0
-
-    @exchanges_to.setter
-    def exchanges_to(self, nbytes: int) -> None:
-        self.below.exchanges_to = nbytes
-
-    def connect(self, timeout_s: float) -> None:
-        """Connect inside the hosts, and then between them."""
-        deadline = time.monotonic() + timeout_s
-        is_in_reach = True
-        try:
-            super().connect(timeout_s)
-        except OutOfReachError as error:
-            if not self.is_automatic:
-                raise TransportError(str(error)) from error
-            is_in_reach, self.hosts = False, self.below.hosts
-            _log.warning('"auto" does not stand for %s here: %s', self.name, error)
-        if len(set(self.hosts)) > 1 or not is_in_reach:
-            far = self._far = catalogue.beside(self.name, "cpu").make(  # `abort` reaches it
-                self._store, self.rank, self.world_size, torch.device("cpu"), self._timeout_s
-            )
-            far.is_far = is_in_reach
-            if not is_in_reach:
-                self.name, far.verifies = far.name, self.verifies
-            if self._aborted:  # before there was anything to reach
-                raise self._gave_up()
-            far.connect(max(deadline - time.monotonic(), 0.001))
-            if is_in_reach:
-                self._near.beside = self._move_far
-            else:
-                self.below, self._far = far, None
-                self._near.close()
-                if self._aborted:  # before the other one was in its place
-                    raise self._gave_up()
-        self.lends_from = self.below.lends_from
-        if self._far is None:  # every call goes straight to the transport below
-            self.waits_briefly = self.below.waits_briefly
-            for name in ("bind", "bind_exchange", "wait", "view", "read", "release"):
-                setattr(self, name, getattr(self.below, name))
-
-    def _gave_up(self) -> PeerLostError:
-        return PeerLostError(f"rank {self.rank} gave up meeting the others")
-
-    def bind(
-        self, receives: Sequence[Message], sends: Sequence[Message]
-    ) -> Callable[[int], list[Handle]]:
-        """Make messages ready; see `Transport.bind`."""
-        assert self._far is not None
-        hosts, own = self.hosts, self.hosts[self.rank]
-        both = [*receives, *sends]
-        is_far = [hosts[message.peer] != own for message in both]
-        num_far = sum(is_far)
-        post_near = self.below.bind(
-            [message for message in receives if hosts[message.peer] == own],
-            [message for message in sends if hosts[message.peer] == own],
-        )
-        post_far = self._far.bind(
-            [message._replace(lent=False) for message in receives if hosts[message.peer] != own],
-            [message for message in sends if hosts[message.peer] != own],
-        )
-
-        def post(mixed: int) -> list[Handle]:
-            near, far = iter(post_near(mixed)), iter(post_far(mixed))
-            self._num_far += num_far
-            return [
-                _Far(next(far), message.tensor) if travels else next(near)
-                for message, travels in zip(both, is_far, strict=True)
-            ]
-
-        return post
-
-    def wait(self, handle: Handle, timeout_s: float) -> None:
-        """Wait for one message; see `Transport.wait`."""
-        if isinstance(handle, _Far):
-            assert self._far is not None
-            self._near.push(timeout_s)
-            self._far.wait(handle.handle, timeout_s)
-            self._num_far -= not handle.is_complete
-            handle.is_complete = True
-        else:
-            self.below.wait(handle, timeout_s)
-
-    def _move_far(self) -> bool:
-        """Move the messages between hosts on, if there are any; return whether that is needed."""
-        assert self._far is not None
-        return self._num_far > 0 and self._far.move()
-
-    def view(self, handle: Handle, dtype: torch.dtype) -> Tensor | None:
-        """The elements of a lent message in reach; see `Transport.view`."""
-        return handle.tensor if isinstance(handle, _Far) else self.below.view(handle, dtype)
-
-    def read(self, handle: Handle, start: int, into: Tensor) -> None:
-        """Copy elements of a lent message; see `Transport.read`."""
-        self.below.read(handle, start, into)
-
-    def release(self, handle: Handle) -> None:
-        """End the loan of a message; see `Transport.release`."""
-        if not isinstance(handle, _Far):
-            self.below.release(handle)
-
-    def abort(self) -> None:
-        """Abort both transports."""
-        self._aborted, far = True, self._far
-        super().abort()
-        if far is not None:
-            far.abort()
-
-    def close(self) -> None:
-        """Close both transports."""
-        super().close()
-        if self._far is not None:
-            self._far.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.runtime.machine import UserModule, algorithms_named, is_reference
+from ringcoll.runtime.user_files import UserModule, algorithms_named, is_reference
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +89,7 @@ def both(rank, world_size, root=0):
 
 CHECK = """
 import sys
-from ringcoll.runtime.machine.files import algorithms_named
+from ringcoll.runtime.user_files.algorithms import algorithms_named
 for reference in sys.argv[1:]:
     module, entries = algorithms_named(reference)
     again, _ = algorithms_named(reference)

@@ -21,9 +21,15 @@ import torch
 
 from ringcoll._package import __version__
 from ringcoll.errors import RingcollError, TuningFileError
-from ringcoll.runtime.machine import settings
-from ringcoll.runtime.machine.facts import cores, cpu
-from ringcoll.runtime.machine.files import json_text, read_file, read_json_file, replace_file
+from ringcoll.runtime.machine import (
+    cores,
+    cpu,
+    json_text,
+    read_file,
+    read_json_file,
+    replace_file,
+    settings,
+)
 from ringcoll.schedules.cost import Fitted, Table
 
 _FORMAT, _FIT_FORMAT = "ringcoll tuning", "ringcoll fit"
@@ -64,7 +70,7 @@ class Tuned:
         return table.transport, table.world_size, table.hosts, table.device
 
 
-def read(path: Path) -> list[Tuned]:
+def read_tables(path: Path) -> list[Tuned]:
     """Read a file of ``ringcoll tune``; a `TuningFileError` names the file if it is none."""
     status = path.stat() if _exists(path) else None
     # Every group asks: a file that was not replaced is read once.
@@ -149,12 +155,12 @@ def _tuned(entry: Any, path: Path) -> Tuned:
     return Tuned(replace(table, source=str(path)), facts if isinstance(facts, dict) else {})
 
 
-def update(path: Path, tuned: Tuned) -> None:
+def update_tables(path: Path, tuned: Tuned) -> None:
     """Put a table into a file, in place of the table with the same key.
 
     Raises `TuningFileError` if the file is none of ``ringcoll tune``, or cannot be written.
     """
-    kept = [entry for entry in read(path) if entry.key != tuned.key] if _exists(path) else []
+    kept = [entry for entry in read_tables(path) if entry.key != tuned.key] if _exists(path) else []
     entries = [entry.table.to_json() | {"facts": entry.facts} for entry in [*kept, tuned]]
     for entry in entries:
         del entry["source"], entry["forced"], entry["fit"]
@@ -173,7 +179,7 @@ def remember(path: Path | None, table: Table) -> None:
     """Keep what a group has measured, if there is a file for it that can be written."""
     if path is not None:
         try:
-            update(path, Tuned.now(table))
+            update_tables(path, Tuned.now(table))
         except TuningFileError as error:
             _log.debug("not kept: %s", error)
 
@@ -224,7 +230,7 @@ def find_table(
     if path is None or (not asked and not _exists(path)):
         return None
     try:
-        entries = read(path)
+        entries = read_tables(path)
     except RingcollError as error:
         if asked:
             raise

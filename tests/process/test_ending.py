@@ -15,7 +15,7 @@ import ringcoll
 from ringcoll.errors import GroupBrokenError
 from ringcoll.runtime.collectives import StoreGroup
 from ringcoll.runtime.group import Queue, Work
-from ringcoll.runtime.machine import begun, program
+from ringcoll.runtime.process import call_in_thread, threads
 from ringcoll.training.backend import ProcessGroup
 
 
@@ -47,7 +47,7 @@ def is_over(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda store: ProcessGroup(store, 0, 1, timedelta(seconds=5)),
         lambda store: StoreGroup(store, 0, 1, 5.0),
         lambda _: ringcoll.run_threads(lambda group: None, 2),
-        lambda _: program.started(print, "a thread"),
+        lambda _: threads.start_thread(print, "a thread"),
     ],
     ids=["backend", "group at a store", "threads", "thread"],
 )
@@ -58,7 +58,7 @@ def test_past_the_end_nothing_is_made(make: Any) -> None:
 
 @pytest.mark.usefixtures("no_threads")
 def test_without_threads_the_caller_does_the_work() -> None:
-    assert begun(threading.current_thread).result() is threading.main_thread()
+    assert call_in_thread(threading.current_thread).result() is threading.main_thread()
     done: list[int] = []
 
     class Item(NamedTuple):
@@ -107,22 +107,22 @@ def test_all_that_comes_last_is_called_in_order(monkeypatch: pytest.MonkeyPatch)
         called.append("fails")
         raise OSError("at the end")
 
-    monkeypatch.setattr(program, "_last", [])
-    program.at_end(lambda: called.append("first registered"))
-    program.at_end(fail)
-    program.at_end(lambda: called.append("last registered"))
+    monkeypatch.setattr(threads, "_last", [])
+    threads.at_end(lambda: called.append("first registered"))
+    threads.at_end(fail)
+    threads.at_end(lambda: called.append("last registered"))
     with pytest.raises(OSError, match="at the end"):
-        program._run_last()
+        threads._run_last()
     assert called == ["last registered", "fails", "first registered"]
-    program._run_last()
+    threads._run_last()
     assert len(called) == 3
 
 
 def test_who_joins_threads_in_a_program_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process of `multiprocessing`, which does not run its parent's functions of `atexit`."""
     called: list[str] = []
-    monkeypatch.setattr(program, "_last", [lambda: called.append("last")])
-    monkeypatch.setattr(program, "_join_threads", lambda: called.append("joined"))
+    monkeypatch.setattr(threads, "_last", [lambda: called.append("last")])
+    monkeypatch.setattr(threads, "_join_threads", lambda: called.append("joined"))
     threading._shutdown()  # type: ignore[attr-defined]
     assert called == ["joined"]
 

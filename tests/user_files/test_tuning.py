@@ -14,9 +14,16 @@ import pytest
 import torch
 
 from ringcoll.errors import TuningFileError
-from ringcoll.runtime.machine import settings, tuning
-from ringcoll.runtime.machine.tuning import Tuned, find_table, read, read_fit, update
+from ringcoll.runtime.machine import settings
 from ringcoll.runtime.transport import costs_of
+from ringcoll.runtime.user_files import tuning
+from ringcoll.runtime.user_files.tuning import (
+    Tuned,
+    find_table,
+    read_fit,
+    read_tables,
+    update_tables,
+)
 from ringcoll.schedules.cost import Table, crowded_parameters, parse_rules
 
 
@@ -33,8 +40,8 @@ def table(world_size: int = 4, transport: str = "gloo", rules: str = "all_reduce
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "not" / "there" / "tuning.json"
-    update(path, Tuned.now(table(), torch="2.13"))
-    (found,) = read(path)
+    update_tables(path, Tuned.now(table(), torch="2.13"))
+    (found,) = read_tables(path)
     assert found.table.to_json() == replace(table(), forced=(), source=str(path)).to_json()
     assert found.facts["torch"] == "2.13"
     assert found.facts["machine"] == tuning.machine()
@@ -44,8 +51,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_one_table_is_replaced_and_others_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "tuning.json"
     for one in (table(2), table(4), table(4, "ucx"), table(4, rules="all_reduce:0-9:ring")):
-        update(path, Tuned.now(one))
-    found = {one.key: str(one.table.tuned[0]) for one in read(path)}
+        update_tables(path, Tuned.now(one))
+    found = {one.key: str(one.table.tuned[0]) for one in read_tables(path)}
     assert found == {
         ("gloo", 2, 1, "cpu"): "all_reduce:0-3:direct",
         ("ucx", 4, 1, "cpu"): "all_reduce:0-3:direct",
@@ -64,15 +71,15 @@ def test_what_was_measured_with_cpu_tensors_is_not_for_cuda_tensors(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     path = tmp_path / "tuning.json"
-    update(path, Tuned.now(table()))
+    update_tables(path, Tuned.now(table()))
     assert find_table(path, "gloo", 4, 1, asked=True, device="cuda") is None
-    update(path, Tuned.now(replace(table(rules="ring"), device="cuda")))
+    update_tables(path, Tuned.now(replace(table(rules="ring"), device="cuda")))
     for device, rule in (("cpu", "all_reduce:0-3:direct"), ("cuda", "*:*:ring")):
         found = find_table(path, "gloo", 4, 1, asked=False, device=device)
         assert found is not None
         assert (found.device, str(found.tuned[0])) == (device, rule)
         assert found.origin == f"{path}, measured with {device.upper()} tensors"
-    assert [entry.facts["machine"].get("gpu") for entry in read(path)] == [None, "H200"]
+    assert [entry.facts["machine"].get("gpu") for entry in read_tables(path)] == [None, "H200"]
     name = "H100"
     assert find_table(path, "gloo", 4, 1, asked=False, device="cuda") is None
     assert find_table(path, "gloo", 4, 1, asked=False) is not None
@@ -83,7 +90,7 @@ def test_a_file_without_devices_is_of_cpu_tensors(tmp_path: Path) -> None:
     old = document(path)
     del old["tables"][0]["device"]
     path.write_text(json.dumps(old))
-    (found,) = read(path)
+    (found,) = read_tables(path)
     assert found.table.device == "cpu"
     assert found.key == ("gloo", 4, 1, "cpu")
 
@@ -92,7 +99,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tuning.json"
-    update(path, Tuned.now(table(2)))
+    update_tables(path, Tuned.now(table(2)))
     before = path.read_bytes()
 
     def fail(handle: int) -> None:
@@ -100,14 +107,14 @@ def test_a_write_that_fails_leaves_the_old_file(
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(TuningFileError, match="cannot be written: the disk is full") as caught:
-        update(path, Tuned.now(table(4)))
+        update_tables(path, Tuned.now(table(4)))
     assert caught.value.path == str(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 def document(path: Path) -> dict[str, Any]:
-    update(path, Tuned.now(table()))
+    update_tables(path, Tuned.now(table()))
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
@@ -147,7 +154,7 @@ def test_what_is_wrong_is_named_if_asked_for(
     assert str(path) in record.getMessage()
     # Nor is it overwritten.
     with pytest.raises(TuningFileError):
-        update(path, Tuned.now(table()))
+        update_tables(path, Tuned.now(table()))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -196,7 +203,7 @@ def test_a_group_takes_the_tuning_file_then_its_own_then_that_of_another(
 
     assert found(None) == ["all_reduce:0-5:direct"]
     assert found(own) == ["all_reduce:0-2:direct"]
-    update(tuned, Tuned.now(table(rules="all_reduce:0-3:direct")))
+    update_tables(tuned, Tuned.now(table(rules="all_reduce:0-3:direct")))
     assert found(own) == ["all_reduce:0-3:direct"]
     monkeypatch.setenv("RINGCOLL_TUNING", "off")
     assert found(None) == []

@@ -1,0 +1,13 @@
+from .collectives import as_group as as_group
+from .collectives import communicator as communicator
+from .group import Communicator as Communicator
+from .group import Work as Work
+from .launch import RankError as RankError
+from .launch import Ranks as Ranks
+from .launch import report as report
+from .machine import TRANSPORT_VARIABLES as TRANSPORT_VARIABLES
+from .machine import cores as cores
+from .machine import replace_file as replace_file
+from .machine import seconds_of as seconds_of
+from .rendezvous import serve_store as serve_store
+from .transport import Message as Message
