@@ -9,12 +9,12 @@ device, strides, places relative to each other. So calls of the same kind are ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from numbers import Integral
 from operator import index
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -60,6 +60,26 @@ _CPU = torch.device("cpu")
 
 AlgorithmChoice = str | Schedule
 Timeout = timedelta | float | None
+
+Options = tuple[Any, ...]
+"""Arguments of a call beside its tensors and its group."""
+Compile = Callable[[Any, Sequence[Any], Options, bool], Operation]
+"""Checks a call and compiles it: ``compile_(group, tensors, options, prepared)``."""
+
+
+class MoveOptions(TypedDict, total=False):
+    """Options of every function; `ringcoll.all_reduce` describes them."""
+
+    algorithm: AlgorithmChoice
+    segment_bytes: int | None
+    timeout: Timeout
+
+
+class ReduceOptions(MoveOptions, total=False):
+    """Options of every function that reduces."""
+
+    wire_dtype: torch.dtype | None
+    reproducible: Reproducible
 
 
 def seconds(timeout: Any, member: Communicator) -> float:
@@ -110,6 +130,8 @@ class Arguments:
         Name of the collective.
     group, tensors, algorithm, segment_bytes
         Arguments of the user, unchecked.
+    wire_dtype, reproducible
+        Further arguments of the user, unchecked, for `reduces`.
     names
         The arguments that the tensors are, for errors; further tensors are of the last one.
 
@@ -126,10 +148,13 @@ class Arguments:
         tensors: Sequence[Any],
         algorithm: Any = "auto",
         segment_bytes: Any = None,
+        wire_dtype: torch.dtype | None = None,
+        reproducible: Reproducible = False,
         *,
         names: Sequence[str] = ("tensor",),
     ) -> None:
-        self._names = names
+        self._names, self.prepared = names, False
+        self._wire_dtype, self._reproducible = wire_dtype, reproducible
         self.contract, self.segment_bytes = contract(collective), whole(segment_bytes)
         own = as_group(group)
         self._group, self.rank, self.world_size = own, own.rank(), own.size()
@@ -165,11 +190,6 @@ class Arguments:
     def rooted(self, rank: int | None, in_group: int | None, argument: str) -> bool:
         """Check the root; return whether this rank is the root."""
         self.root = group_rank(self._group, rank, in_group, argument)
-        return self.is_root
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this rank is the root."""
         return self.rank == self.root
 
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
@@ -207,26 +227,29 @@ class Arguments:
                 "has the wrong number of elements", argument, numel, tensor.numel(), self.rank
             )
 
-    def one_a_rank(self, tensors: Sequence[Tensor], kind: type, argument: str) -> None:
-        """Check that there is a list, of the given type, with one tensor for each rank."""
-        is_list = issubclass(kind, list | tuple)
+    def one_a_rank(self, tensors: Sequence[Tensor], list_type: type, argument: str) -> list[int]:
+        """Check that a list, of that type, has one tensor for each rank; return their lengths."""
+        is_list = issubclass(list_type, list | tuple)
         if not is_list or len(tensors) != self.world_size:
-            got = len(tensors) if is_list else kind
+            got = len(tensors) if is_list else list_type
             message = "must hold one tensor for each rank"
             raise ArgumentError(message, argument, f"{self.world_size} tensors", got, self.rank)
+        return [tensor.numel() for tensor in tensors]
 
-    def list_at_root(
-        self, tensors: Sequence[Tensor], kind: type, like: Tensor, argument: str
-    ) -> None:
-        """Check a list that only the root gives."""
-        if not self.is_root:
-            if tensors:
-                message = f"only rank {self.root} gives it"
-                raise ArgumentError(message, argument, "None", f"{len(tensors)} tensors", self.rank)
-            return
-        self.one_a_rank(tensors, kind, argument)
-        for tensor in tensors:
-            self.same_numel(tensor, like.numel(), argument)
+    def list_at_root(self, list_type: type, argument: str) -> tuple[range, list[int]]:
+        """Check the list behind the first tensor, which only the root gives.
+
+        Returns the numbers of the list's tensors, and the length of each block.
+        """
+        first, *listed = self.tensors
+        if self.rank == self.root:
+            self.one_a_rank(listed, list_type, argument)
+            for tensor in listed:
+                self.same_numel(tensor, first.numel(), argument)
+        elif listed:
+            message = f"only rank {self.root} gives it"
+            raise ArgumentError(message, argument, "None", f"{len(listed)} tensors", self.rank)
+        return range(1, len(self.tensors)), [first.numel()] * self.world_size
 
     def split(self, tensor: Tensor, sizes: Any, side: str) -> list[int]:
         """Elements of each rank's piece of a tensor."""
@@ -252,13 +275,11 @@ class Arguments:
         row = tensor.numel() // rows if rows else 0
         return [size * row for size in sizes]
 
-    def reduces(
-        self, op: object, wire_dtype: torch.dtype | None, reproducible: Reproducible = False
-    ) -> None:
+    def reduces(self, op: object) -> None:
         """Bind the operator to the dtype, and choose what reduces."""
         self.reduction = reproduced(
-            resolve(op, self.dtype, wire_dtype=wire_dtype, rank=self.rank),
-            reproducible,
+            resolve(op, self.dtype, wire_dtype=self._wire_dtype, rank=self.rank),
+            self._reproducible,
             world_size=self.world_size,
             device=self.device,
             rank=self.rank,
@@ -371,6 +392,7 @@ class Arguments:
             blocks = rules.inputs(*ends), rules.outputs(*ends)
             input_tensors = [tensors[number] for number in inputs]
             shares = share_blocks(input_tensors, output_tensors, *blocks, known, rank)
+        prepared = prepared or self.prepared
         is_own = is_short(stage.nbytes, self.device) and not prepared
         request = Request(
             contract=rules,
@@ -409,3 +431,24 @@ class Arguments:
         if self._entry is not None:
             operation.check(sliced=self.member.transport.slice_bytes is not None)
         return operation
+
+
+def compiled(collective: str, *names: str) -> Callable[[Callable[..., Operation]], Compile]:
+    """Make a function that compiles ``call(arguments, *options)`` one for `start`.
+
+    ``names`` are those of the tensors, as for `Arguments`. The first options of a call are those of
+    all functions of its kind: 1 of an all-to-all, 4 of a reduction, 2 of others.
+    """
+
+    def decorate(function: Callable[..., Operation]) -> Compile:
+        def compile_(
+            group: Any, tensors: Sequence[Any], options: Options, prepared: bool
+        ) -> Operation:
+            common = 1 if collective == "all_to_all" else 4 if contract(collective).reduces else 2
+            call = Arguments(collective, group, tensors, *options[:common], names=names)
+            call.prepared = prepared
+            return function(call, *options[common:])
+
+        return compile_
+
+    return decorate

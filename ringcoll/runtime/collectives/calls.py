@@ -35,8 +35,11 @@ from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.runtime.collectives.arguments import (
     AlgorithmChoice,
     Arguments,
+    Compile,
+    Options,
     Timeout,
     check_dtype,
+    compiled,
     seconds,
 )
 from ringcoll.runtime.collectives.groups import OwnGroup, as_group, communicator, known
@@ -55,9 +58,6 @@ _STRIDED = torch.strided
 _LASTING = {
     type(None), bool, int, float, str, tuple, type, torch.dtype, _RedOpType, Operator, Schedule
 }  # fmt: skip
-
-Compile = Callable[[Any, Sequence[Any], tuple[Any, ...], bool], Operation]
-"""Checks a call and compiles it: ``compile_(group, tensors, options, prepared)``."""
 
 
 class Deferred:
@@ -98,7 +98,7 @@ def start(
     compile_: Compile,
     group: Any,
     tensors: Sequence[Any],
-    options: tuple[Any, ...],
+    options: Options,
     async_op: bool,
     timeout: Timeout,
 ) -> Work | None:
@@ -378,14 +378,10 @@ def _gather(
 ) -> Any:
     """An all-gather into one tensor, of parts of different lengths."""
     gathered = torch.empty(sum(lengths), dtype=tensor.dtype, device=tensor.device)
-    options = (algorithm, tuple(lengths))
-    tensors = (gathered, tensor.contiguous())
+    tensors, options = (gathered, tensor.contiguous()), (algorithm, None, tuple(lengths))
     return start(_all_gather_parts, Deferred(group.group), tensors, options, async_op, timeout)
 
 
-def _all_gather_parts(
-    group: Any, tensors: Sequence[Any], options: tuple[Any, ...], prepared: bool
-) -> Operation:
-    algorithm, lengths = options
-    call = Arguments("all_gather", group, tensors, algorithm)
-    return call.operation((1,), (0,), lengths, prepared=prepared)
+@compiled("all_gather", "tensor")
+def _all_gather_parts(call: Arguments, lengths: tuple[int, ...]) -> Operation:
+    return call.operation((1,), (0,), lengths)

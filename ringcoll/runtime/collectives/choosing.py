@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.collectives.functions import ReduceOptions
+from ringcoll.runtime.collectives.arguments import ReduceOptions
 from ringcoll.runtime.collectives.groups import as_group, communicator, members_of
 from ringcoll.runtime.machine import as_algorithm, cores, is_rules, rules_in, settings, tuning
 from ringcoll.runtime.reduction import as_operator, reproduced, resolve
