@@ -166,13 +166,11 @@ class Arguments:
         if segment_bytes is not None and (
             not isinstance(segment_bytes, Integral) or segment_bytes < 1
         ):
-            raise ArgumentError(
-                "must be positive", "segment_bytes", "an int > 0", segment_bytes, self.rank
-            )
+            raise self._error("must be positive", "segment_bytes", "an int > 0", segment_bytes)
         if not isinstance(algorithm, str | Schedule):
             message = "not an algorithm"
             expected = "a name, a file, rules or a Schedule"
-            raise ArgumentError(message, "algorithm", expected, algorithm, self.rank)
+            raise self._error(message, "algorithm", expected, algorithm)
         self.algorithm = asked = as_algorithm(algorithm)
         self._file = "" if asked is algorithm else str(algorithm)
         self._rules: tuple[Rule, ...] = ()
@@ -192,40 +190,42 @@ class Arguments:
         self.root = group_rank(self._group, rank, in_group, argument)
         return self.rank == self.root
 
+    def _error(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
+        return ArgumentError(message, argument, expected, got, self.rank)
+
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
         if not tensors:
-            raise ArgumentError(
-                "must not be empty", self._names[0], "at least one tensor", "none", self.rank
-            )
+            raise self._error("must not be empty", self._names[0], "at least one tensor", "none")
         first = tensors[0]
         check_dtype(first.dtype, self.rank, self._names[0])
         for number, tensor in enumerate(tensors):
             name = self._names[min(number, len(self._names) - 1)]
             if tensor.is_neg() and not _negates(tensor.dtype):
-                message = "torch cannot negate this dtype"
-                raise ArgumentError(message, name, "no negative view", tensor.dtype, self.rank)
+                raise self._error(
+                    "torch cannot negate this dtype", name, "no negative view", tensor.dtype
+                )
             if tensor is first:
                 continue
             if tensor.dtype is not first.dtype:
-                message = "all tensors of a call must have one dtype"
-                raise ArgumentError(message, name, first.dtype, tensor.dtype, self.rank)
+                raise self._error(
+                    "all tensors of a call must have one dtype", name, first.dtype, tensor.dtype
+                )
             if tensor.device != first.device:
-                message = "all tensors of a call must be on one device"
-                raise ArgumentError(message, name, first.device, tensor.device, self.rank)
+                raise self._error(
+                    "all tensors of a call must be on one device", name, first.device, tensor.device
+                )
 
     def like(self, tensor: Tensor, other: Tensor, argument: str) -> None:
         """Check that two tensors have the same shape."""
         if tensor.shape != other.shape:
-            raise ArgumentError(
-                "has another shape", argument, tuple(other.shape), tuple(tensor.shape), self.rank
+            raise self._error(
+                "has another shape", argument, tuple(other.shape), tuple(tensor.shape)
             )
 
     def same_numel(self, tensor: Tensor, numel: int, argument: str) -> None:
         """Check the number of elements of a tensor."""
         if tensor.numel() != numel:
-            raise ArgumentError(
-                "has the wrong number of elements", argument, numel, tensor.numel(), self.rank
-            )
+            raise self._error("has the wrong number of elements", argument, numel, tensor.numel())
 
     def one_a_rank(self, tensors: Sequence[Tensor], list_type: type, argument: str) -> list[int]:
         """Check that a list, of that type, has one tensor for each rank; return their lengths."""
@@ -233,7 +233,7 @@ class Arguments:
         if not is_list or len(tensors) != self.world_size:
             got = len(tensors) if is_list else list_type
             message = "must hold one tensor for each rank"
-            raise ArgumentError(message, argument, f"{self.world_size} tensors", got, self.rank)
+            raise self._error(message, argument, f"{self.world_size} tensors", got)
         return [tensor.numel() for tensor in tensors]
 
     def list_at_root(self, list_type: type, argument: str) -> tuple[range, list[int]]:
@@ -248,7 +248,7 @@ class Arguments:
                 self.same_numel(tensor, first.numel(), argument)
         elif listed:
             message = f"only rank {self.root} gives it"
-            raise ArgumentError(message, argument, "None", f"{len(listed)} tensors", self.rank)
+            raise self._error(message, argument, "None", f"{len(listed)} tensors")
         return range(1, len(self.tensors)), [first.numel()] * self.world_size
 
     def split(self, tensor: Tensor, sizes: Any, side: str) -> list[int]:
@@ -257,21 +257,18 @@ class Arguments:
         try:
             sizes = [] if sizes is None else [index(size) for size in sizes]
         except (RuntimeError, TypeError):
-            raise ArgumentError(
-                "not a list of sizes", argument, "a list of int", sizes, self.rank
-            ) from None
+            raise self._error("not a list of sizes", argument, "a list of int", sizes) from None
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
             if rows % self.world_size:
-                message = "does not divide evenly among the ranks"
                 expected = f"a multiple of {self.world_size} rows"
-                raise ArgumentError(message, side, expected, rows, self.rank)
+                raise self._error("does not divide evenly among the ranks", side, expected, rows)
             sizes = [rows // self.world_size] * self.world_size
         if len(sizes) != self.world_size or min(sizes) < 0:
             message = "must hold one size for each rank"
-            raise ArgumentError(message, argument, f"{self.world_size} sizes", sizes, self.rank)
+            raise self._error(message, argument, f"{self.world_size} sizes", sizes)
         if sum(sizes) != rows:
-            raise ArgumentError("must add up to the rows", argument, rows, sum(sizes), self.rank)
+            raise self._error("must add up to the rows", argument, rows, sum(sizes))
         row = tensor.numel() // rows if rows else 0
         return [size * row for size in sizes]
 
@@ -288,11 +285,11 @@ class Arguments:
         has_order = self._entry or any(e.order >= order for e in algorithms(rules.collective))
         if not has_order or (rules.is_prefix and name == "avg"):
             message = f"there is no {rules.collective} for it in {order}"
-            raise ArgumentError(message, "op", "another operator", self.reduction.name, self.rank)
+            raise self._error(message, "op", "another operator", self.reduction.name)
         factor = self.reduction.operator.factor
         if isinstance(factor, Tensor) and factor.device not in (self.device, _CPU):
             message = "the factor of PREMUL_SUM must be with the tensors, or on the CPU"
-            raise ArgumentError(message, "op", self.device, factor.device, self.rank)
+            raise self._error(message, "op", self.device, factor.device)
         if self.device.type == "cuda" and not self.contract.at_least_once:
             self.engine = gpu.engine(settings.reduction(), self.device)
 
@@ -301,7 +298,7 @@ class Arguments:
         world_size, sent, received = self.world_size, outgoing[self.rank], incoming[self.rank]
         if sent != received:
             message = "what this rank sends to itself has two lengths"
-            raise ArgumentError(message, "output", sent, received, self.rank)
+            raise self._error(message, "output", sent, received)
         is_equal = len({*outgoing, *incoming}) == 1
         if is_equal and self._entry is not None and needs_equal_blocks(self._entry):
             return dict.fromkeys(range(world_size * world_size), outgoing[0])

@@ -68,8 +68,6 @@ def peer_of(
 ) -> int:
     """The other rank of a message, as a number; gloo crashes on a rank that is not there.
 
-    Raises `ArgumentError` if there is no such rank, or it is this one and must not be.
-
     >>> peer_of("dst", 1, rank=0, world_size=2)
     1
     """
@@ -190,17 +188,14 @@ class StoreGroup(OwnGroup):
     ) -> None:
         # A long wait on the user's connection would block it.
         lives = Lives(answered(store, timeout_s, lambda: common(store)), rank, world_size)
-        where = lives, rank, world_size, timeout_s, torch.device("cpu"), transport
-        super().__init__(member_at(*where, verify_messages=verify_messages))
+        super().__init__(
+            member_at(
+                lives, timeout_s, torch.device("cpu"), transport, verify_messages=verify_messages
+            )
+        )
 
     def on(self, device: torch.device) -> Communicator:
-        """The communicator for tensors on a device.
-
-        Raises
-        ------
-        ArgumentError
-            The device is not the CPU.
-        """
+        """The communicator for tensors on a device, which has to be the CPU."""
         if device.type != "cpu":
             raise ArgumentError(
                 "this group is for CPU tensors", "tensor", "cpu", device, self.rank()
@@ -210,8 +205,6 @@ class StoreGroup(OwnGroup):
 
 def member_at(
     lives: Lives,
-    rank: int,
-    world_size: int,
     timeout_s: float,
     device: torch.device,
     asked: str | None,
@@ -222,6 +215,7 @@ def member_at(
     fit: str | None = None,
 ) -> Communicator:
     """A rank's end of a group whose ranks meet at the store of lives, for tensors on a device."""
+    rank, world_size = lives.rank, lives.world_size
     if device.type not in ("cpu", "cuda"):
         raise ArgumentError(
             "tensors on this device cannot be sent", "tensor", "cpu or cuda", device, rank
@@ -243,13 +237,7 @@ def member_at(
 
 
 def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
-    """The group of an argument ``group``; see `communicator`.
-
-    Raises
-    ------
-    ArgumentError
-        The argument is not a group, there is no default group, or this process is not a member.
-    """
+    """The group of an argument ``group``, checked; the default group for ``None``."""
     group = dist.GroupMember.WORLD if group is None else group
     if group is None:
         message = "there is no default group; call torch.distributed.init_process_group first"
@@ -270,20 +258,9 @@ def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
 def communicator(group: Any, device: torch.device) -> Communicator:
     """The communicator of a group for tensors on a device; the first call makes it.
 
-    The call waits for nobody; the ranks meet when the first operation runs.
-
-    Parameters
-    ----------
-    group
-        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
-    device
-        Device of the tensors.
-
-    Raises
-    ------
-    ArgumentError
-        There is no default group, this process is not a member, tensors of that device
-        cannot be sent, or the group's CUDA tensors were on another GPU so far.
+    The call waits for nobody; the ranks meet when the first operation runs. `ArgumentError` is
+    raised as by `as_group`, if tensors of that device cannot be sent, or if the group's CUDA
+    tensors were on another GPU so far.
     """
     if isinstance(group, OwnGroup):
         member = group.on(device)
@@ -313,7 +290,6 @@ def known(group: Any, tensor: Tensor) -> Communicator | None:
 
 
 def _introduce(group: Any, device: torch.device) -> Communicator:
-    """Check a group that is not known yet for a device, and make its communicator."""
     group = as_group(group)
     with _making:
         forget = lambda reference: _known.pop(reference, None)  # noqa: E731
@@ -365,7 +341,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
         lives = Lives(answered(store, limit_s, own), rank, world_size)
     asked = _asked.get(group, {})
     options = {name: asked[name] for name in asked.keys() - {"cpu", "cuda"}}
-    where = lives, rank, world_size, limit_s, device, asked.get(device.type)
+    where = lives, limit_s, device, asked.get(device.type)
     member = member_at(*where, prefix=prefix, token=life and f"{life}/{prefix}", **options)
     reference = weakref.ref(group)
     member.monitor.notices.names_of = lambda: names_of(reference())
@@ -394,8 +370,7 @@ def names_of(group: dist.ProcessGroup | None) -> Names:
 def _life_at(store: dist.Store, world_size: int) -> str:
     """As `life`, for a group of torch that is connected; empty if its backend is not gloo.
 
-    Nobody is waited for: the addresses that gloo writes into the store are others in each life, and
-    who is connected to a rank finds the address of this life.
+    Nobody is waited for: the addresses that gloo writes into the store differ from life to life.
     """
     keys = [f"cpu//0/{rank}" for rank in range(world_size)]
     with contextlib.suppress(dist.DistError):  # it is gone: whoever uses it next says so
@@ -624,12 +599,7 @@ def share_for(group: Any, tensor: Tensor) -> None:
 
     All ranks call it with tensors of one length: the first time they meet. A rank that has too
     little memory, or too many open files, goes on with the tensor where it is, as the others count
-    on it.
-
-    Raises
-    ------
-    ArgumentError
-        The ranks are on several hosts.
+    on it. Ranks on several hosts get `ArgumentError`.
     """
     if not is_long(tensor):
         return

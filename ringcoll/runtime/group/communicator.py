@@ -156,8 +156,6 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """A call in the queue."""
-
     operation: Operation | Turn
     tensors: Sequence[Tensor]
     timeout_s: float
@@ -193,12 +191,10 @@ class Communicator:
 
     Parameters
     ----------
-    transport
-        Transport among the ranks of the group.
+    transport, timeout_s
+        Transport among the ranks, and default time limit of an operation, in seconds.
     store
         Store that all ranks see, and that nobody else uses.
-    timeout_s
-        Time limit, in seconds, of an operation without a time limit of its own.
     device
         Device of all tensors that may be sent; ``None`` for CPU tensors.
     lives
@@ -249,9 +245,8 @@ class Communicator:
         self._under_way: _UnderWay | None = None  # a call that goes on in another thread
         self.state = GroupState.OPEN
         self.broken: BaseException | None = None  # the failure that has broken the group
-        self._asked_to_meet = False
         _open_communicators[self] = None
-        self.token = token
+        self._asked_to_meet, self.token = False, token
         if not (processes.is_told and token):
             answered(store, timeout_s, partial(self._introduce, processes))
         if self.world_size > 1:
@@ -285,22 +280,7 @@ class Communicator:
         following: Iterable[Part] = (),
         num_parts: int = 1,
     ) -> Work | None:
-        """Run an operation, or queue it; parameters as for `Call`.
-
-        Returns
-        -------
-        Work or None
-            The work, if ``async_op``; otherwise the call is complete on return.
-
-        Raises
-        ------
-        GroupBrokenError
-            An earlier operation failed, or the group was closed.
-        CaptureError
-            The operation cannot be captured in the CUDA graph that is being captured.
-        RingcollError
-            The operation failed.
-        """
+        """Run an operation, or queue it and return its work; parameters as for `Call`."""
         queue, serving = self._queue, self._queue.serving
         if _profiler._is_profiler_enabled or observers:  # draws until this function is left
             drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
@@ -372,7 +352,6 @@ class Communicator:
     def _check_left(
         self, error: BaseException, number: int, item: _Item | None, timeout_s: float
     ) -> None:
-        """End a call that has left off."""
         serving = self._queue.serving
         try:
             if number >= 0:
@@ -412,7 +391,6 @@ class Communicator:
         return _Item(operation, tensors, timeout_s, following, lane, work)
 
     def _begin(self, item: _Item) -> None:
-        """Run an asynchronous call where it is made, for a moment."""
         try:
             self._is_brief, self.transport.until_s = True, time.monotonic() + self._moment_s
             self._complete(item)
@@ -529,7 +507,6 @@ class Communicator:
     def _perform(
         self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
     ) -> None:
-        """Run an operation; see the module."""
         if operation.inference and not torch.is_inference_mode_enabled():
             with torch.inference_mode():  # the caller's mode, which holds for its thread only
                 self._perform(number, operation, tensors, timeout_s)
@@ -550,7 +527,9 @@ class Communicator:
             if operation.plan is None or not self._has_met:
                 self._resolve(operation, timeout_s)
             if self.transport.ordered or self._comparison.compares_each:
-                self._compare(operation, timeout_s)
+                assert operation.description is not None
+                is_capturing = self._lane is not None and self._lane.capturing
+                self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)
             if self._lane is not None and isinstance(operation, Operation):
                 self._lane.use(operation.memory_of(tensors))  # it may be dropped before it is read
                 operation.move(self._lane.key)
@@ -595,7 +574,6 @@ class Communicator:
     def _go_on(
         self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
     ) -> None:
-        """Run the rest of the operation that is under way."""
         wait = self.progress.wait
         assert self._under_way is not None
         assert wait is not None
@@ -625,27 +603,14 @@ class Communicator:
 
     def begin(self) -> None:
         """Meet the other ranks before the first operation; all ranks call it."""
-        with self._watched(0, "the making of the group", self.timeout_s):
-            self._meet(self.timeout_s)
-
-    @contextlib.contextmanager
-    def _watched(self, number: int, name: str, timeout_s: float) -> Iterator[None]:
-        """Let the monitor look after a block in which ranks wait for each other."""
-        self.progress.current = number, Turn(name, lambda: None)
-        if not self.monitor.awake:
-            self.monitor.wake()
+        self.progress.current = 0, Turn("the making of the group", lambda: None)
+        self.monitor.wake()
         try:
-            yield
+            self._meet(self.timeout_s)
         except BaseException as error:  # noqa: BLE001  # it is raised
-            self._fail(error, timeout_s)
+            self._fail(error, self.timeout_s)
         finally:
             self.progress.end()
-
-    def _compare(self, operation: Operation | Turn, timeout_s: float) -> None:
-        """Compare a call with the others' before anything is sent."""
-        is_capturing = self._lane is not None and self._lane.capturing
-        assert operation.description is not None
-        self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)
 
     def _fail(self, error: BaseException, timeout_s: float) -> NoReturn:
         """Break the group after the failure that is being handled, and raise its cause."""
@@ -679,7 +644,6 @@ class Communicator:
                 raise _without_frames(error)
 
     def _meet(self, timeout_s: float) -> None:
-        """Meet the other ranks, and agree on costs and rules."""
         with self.progress.meeting():
             # A store in this process always answers, and a thread has its own current GPU.
             if self.device is not None or self.transport.shares_process:
@@ -794,7 +758,6 @@ class Communicator:
         self._queue.turn, self._queue.serving = threading.RLock(), threading.RLock()
 
     def _refuse(self) -> None:
-        """Raise the reason why nothing can run any more."""
         names = self.monitor.notices.names
         if self.state is GroupState.FOREIGN:
             raise GroupBrokenError(FORKED)

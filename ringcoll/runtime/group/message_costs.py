@@ -251,7 +251,6 @@ def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
 
 
 def _additions(device: torch.device, nbytes: int) -> list[float]:
-    """Seconds of additions of so many bytes to as many."""
     left, right = (torch.ones(nbytes // 4, dtype=torch.float32, device=device) for _ in range(2))
 
     def add() -> None:
@@ -282,29 +281,11 @@ def measure(
     cores: int | None = None,
     device: torch.device = CPU,
 ) -> Parameters:
-    """Measure what messages, bytes and additions cost; all ranks take part.
+    """Measure what messages, bytes and additions cost on a device; all ranks take part.
 
-    Parameters
-    ----------
-    transport
-        Connected transport without messages under way; for CPU tensors, with tags.
-    timeout_s
-        Time limit in seconds.
-    hosts, cores
-        Number of hosts, and number of the cores that the ranks of a host share.
-    device
-        Device of the tensors that are sent and added.
-
-    Returns
-    -------
-    costs
-        Costs as this rank has measured them. Only rank 0's costs count: rank 0 alone knows how long
-        a message takes between two ranks.
-
-    Raises
-    ------
-    CollectiveTimeoutError, PeerLostError
-        A rank did not take part.
+    The transport is connected, and has no messages under way; for CPU tensors it has tags. The
+    ranks of a host share its ``cores``. Only rank 0's costs count: rank 0 alone knows how long a
+    message takes between two ranks.
     """
     has_ways = transport.direct_from is not None and hosts == 1  # on all ranks, or on none
     exchange = _Exchange(transport, timeout_s, device, _LONG_IN_MEMORY if has_ways else _LONG)

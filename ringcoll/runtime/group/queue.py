@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -56,15 +56,7 @@ from ringcoll.runtime.transport import Mark, future
 _MOMENT_S = 0.2  # for a thread that has completed a work, and is about to give the turn back
 
 
-class Queued(Protocol):
-    """An operation in a queue."""
-
-    @property
-    def work(self) -> Work:
-        """The operation's work."""
-
-
-Item = TypeVar("Item", bound=Queued)
+Item = TypeVar("Item", bound=Any)  # an operation, with its `work`
 
 
 class Queue(Generic[Item]):
@@ -100,14 +92,10 @@ class Queue(Generic[Item]):
     def help(self, work: Work) -> None:
         """Serve the queue in this thread until a work is complete, unless another thread does.
 
-        Raises
-        ------
-        GroupBrokenError
-            The process was forked off: its parent has the operations, and their threads.
-        NestedCallError
-            The thread is within an operation, which would have to be over first.
+        A thread that is within an operation gets `NestedCallError`: the operation would have to be
+        over first.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid:  # the parent has the operations, and their threads
             raise GroupBrokenError(FORKED)
         if self.is_within(sys._getframe()):
             raise NestedCallError(f"a wait {NESTED}")

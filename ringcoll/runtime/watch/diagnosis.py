@@ -84,38 +84,21 @@ class Issued(NamedTuple):
 
 
 class Progress:
-    """The operations of one rank of a group: the last, the one that runs, and those of streams.
-
-    Attributes
-    ----------
-    current
-        Number and operation of what the thread ``thread`` runs; ``None`` between operations.
-    wait
-        The message that it waits for.
-    last
-        The last operation that has begun.
-    meets
-        Whether the rank waits in the store, for all ranks.
-    issued
-        Operations that are enqueued on a stream; the monitor's thread takes away what is over.
-    barrier
-        The monitored barrier that the rank is in: number of calls before it, and its place.
-    num_barriers
-        Monitored barriers so far.
-    failed
-        What has broken the group.
-    """
+    """The operations of one rank of a group: the last, the one that runs, and those of streams."""
 
     def __init__(self) -> None:
+        # Number and operation of what `thread` runs, and the message that this thread waits for.
         self.current: tuple[int, Operation | Turn] | None = None
-        self.wait: Wait | None = None
         self.thread = 0
-        self.meets = False
+        self.wait: Wait | None = None
+        self.meets = False  # whether the rank waits in the store, for all ranks
+        # Operations of streams; the monitor's thread takes away the operations that are over.
         self.issued: deque[Issued] = deque()
+        # The monitored barrier that the rank is in: number of calls before it, and its place.
         self.barrier: tuple[int, str] | None = None
-        self.num_barriers = 0
-        self.failed: Running | None = None
-        self.last: tuple[int, Operation | Turn | None] = (-1, None)
+        self.num_barriers = 0  # so far
+        self.failed: Running | None = None  # the operation that has broken the group
+        self.last: tuple[int, Operation | Turn | None] = (-1, None)  # to begin
         # First ones of runs of the same operation: a root may be thousands of broadcasts ahead of
         # ranks that do something else. Only words: an operation has memory.
         self._runs: deque[tuple[int, Words | None]] = deque(maxlen=_REMEMBERED)
@@ -261,7 +244,7 @@ class Progress:
 
 
 _GRACE_S = 1.0  # for the last messages of a process that has ended
-_DOOM_S = 5.0  # for an operation to end of which a rank is dead that is not waited for
+_DEAD_RANK_S = 5.0  # for an operation to go on without a dead rank that is not waited for
 
 
 class Diagnosis:
@@ -342,8 +325,8 @@ class Diagnosis:
             # It may have blocked the others, too: UCX's queues in shared memory wait for a sender
             # that was killed while it wrote.
             is_unknown = notices.is_gone or notices.is_silent
-            is_doom = last is None and not is_unknown and dead_s >= _DOOM_S
-            if (is_awaited and dead_s >= _GRACE_S) or is_doom:
+            blocks_others = last is None and not is_unknown and dead_s >= _DEAD_RANK_S
+            if (is_awaited and dead_s >= _GRACE_S) or blocks_others:
                 cause = self._cause(peer, ended)
                 assert cause is not None
                 return self._lost(cause, running)

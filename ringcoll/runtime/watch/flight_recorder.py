@@ -182,7 +182,6 @@ def _running(running: Running, rank: int, meets: bool) -> dict[str, Any]:
 
 
 def _chunks(running: Running, rank: int) -> list[int]:
-    """The chunks of the message that is waited for."""
     plan, wait = running.operation.plan, running.wait
     if wait is None or not isinstance(plan, Plan):
         return []

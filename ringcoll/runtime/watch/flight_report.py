@@ -83,13 +83,7 @@ def _fits(value: Any, shape: Any) -> bool:
 
 
 def read_record(text: str) -> Record:
-    """Read the record of a process.
-
-    Raises
-    ------
-    ArgumentError
-        The text is something else.
-    """
+    """Read the record of a process; `ArgumentError` if the text is something else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -124,12 +118,7 @@ def related(records: Iterable[Record], pids: Collection[int]) -> tuple[list[Reco
 def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -> list[str]:
     """Say in lines what the ranks of each group do, the most suspicious first.
 
-    Parameters
-    ----------
-    records
-        Records of processes.
-    silent
-        Why processes of which there is no record did not answer.
+    ``silent`` says why processes of which there is no record did not answer.
     """
     groups: dict[str, dict[int, tuple[Record, Record]]] = defaultdict(dict)
     for record in records:
@@ -139,7 +128,11 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
     states = {name: _state(members) for name, members in groups.items()}
     names = sorted(groups, key=states.__getitem__, reverse=True)
     # Every group may have messages of the user's own: they are told if somebody waits for one.
-    names = [name for name in names if any(states[name]) or not _has_sends(groups[name])] or names
+    has_sends = {
+        name: any(group["transport"] == SENDS for _, group in members.values())
+        for name, members in groups.items()
+    }
+    names = [name for name in names if any(states[name]) or not has_sends[name]] or names
     numbers = {name: number for number, name in enumerate(names, 1)}
     is_quiet = not any(map(any, states.values()))
     lines = []
@@ -156,10 +149,6 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
             merged = _merged(groups[name], records, silent or {}, numbers)
             lines += [f"  {text}" for text in merged]
     return lines
-
-
-def _has_sends(members: Members) -> bool:
-    return any(group["transport"] == SENDS for _, group in members.values())
 
 
 def _named(group: Record) -> Record:
@@ -189,7 +178,6 @@ def _merged(
     silent: Mapping[int, str],
     numbers: Mapping[str, int],
 ) -> list[str]:
-    """The ranks of a group in words."""
     waiting = defaultdict(list)
     for rank, (_, group) in sorted(members.items()):
         if group["running"] and group["failure"] is None:
@@ -266,7 +254,6 @@ def _code(record: Record, rank: int, group: Record, numbers: Mapping[str, int]) 
 def _absent(
     rank: int, members: Members, records: Sequence[Record], silent: Mapping[int, str]
 ) -> tuple[float, str]:
-    """A rank that has no record of the group."""
     groups = [group for _, group in members.values()]
     pid = next((pids for group in groups if (pids := group["pids"].get(str(rank)))), None)
     if pid is None:
@@ -281,8 +268,7 @@ def _absent(
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    names = [f"rank {rank}" for rank in ranks]
-    return f"{names[0]} waits" if len(names) == 1 else f"{', '.join(names)} wait"
+    return f"{', '.join(f'rank {rank}' for rank in ranks)} {'wait' if len(ranks) > 1 else 'waits'}"
 
 
 def _disagreement(members: Members) -> list[str]:
@@ -309,7 +295,6 @@ def _prefix() -> str:
 
 
 def _other_end(connection: socket.socket) -> tuple[int, int]:
-    """Process and user of the other end of a connection."""
     numbers = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS)
     pid, user, _ = memoryview(numbers).cast("i")
     return pid, user
@@ -381,13 +366,7 @@ def answering() -> list[int]:
 
 
 def ask(pids: Iterable[int], limit_s: float) -> tuple[dict[int, str], dict[int, str]]:
-    """Ask processes, all at once.
-
-    Returns
-    -------
-    tuple
-        The answers, and the reasons of those that did not answer, by process.
-    """
+    """Ask processes, all at once; their answers, and the reasons of those that did not answer."""
     deadline = time.monotonic() + limit_s
     answers: dict[int, str] = {}
     silent: dict[int, str] = {}

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
-from typing import Any
 
 import torch.distributed as dist
 
@@ -55,7 +54,7 @@ _BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends 
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
 _STAY_S = 1.0  # with the store, for ranks that wait; they look after `_PATIENCE_S`
 _END_S = 5.0  # for a last look, and what it may break
-_TOLD = 64  # operations that a rank tells the others
+_PUBLISHED = 64  # operations that a rank tells the others
 _MOST_KNOWN = 4096  # kinds of calls that are remembered as compared
 
 
@@ -190,10 +189,6 @@ class Monitor:
         self.error = failure
         self.notices.tell_verdict(self.diagnosis.verdict_of(failure))
 
-    def _tell(self, verdict: dict[str, Any]) -> None:
-        with self._lock:
-            self.notices.tell_verdict(verdict)
-
     def report(self, error: BaseException, limit_s: float) -> str:
         """Publish the error of this rank, which no other rank has caused; return it in words."""
         text = f"{self.notices.names.of(self.rank)} failed with {described(error)}"
@@ -201,7 +196,8 @@ class Monitor:
         if running is not None:
             text += f", in {running._replace(wait=None).where(self.notices.names.group)}"
         self.notices.patience_s = patience_s(limit_s)
-        self._tell({"kind": "lost", "peer": self.rank, "text": text})
+        with self._lock:
+            self.notices.tell_verdict({"kind": "lost", "peer": self.rank, "text": text})
         return str(error) if isinstance(error, RingcollError) else text
 
     def mismatch(self, call: str, peer: int, other: str, site: str) -> RingcollError:
@@ -210,7 +206,8 @@ class Monitor:
         assert running is not None
         place = f" at {site}" * bool(site)
         verdict = self.diagnosis.difference(running.number, call, peer, other, place)
-        self._tell(verdict)
+        with self._lock:
+            self.notices.tell_verdict(verdict)
         return self.diagnosis.from_verdict(verdict)
 
     # --- the monitor's own thread -----------------------------------------------------------
@@ -253,7 +250,6 @@ class Monitor:
             self._stop.wait(_POLL_S)
 
     def _sleep(self) -> None:
-        """Let the next look wait for `wake`."""
         self._wake.clear()
         self.awake = False
         # Meanwhile an operation may have begun, and seen the flag still set, or `close`
@@ -287,7 +283,7 @@ class Monitor:
         progress = self.progress
         calls = {
             number: (operation.description, operation.lengths, progress.place(number))
-            for number, operation in progress.recent(_TOLD)
+            for number, operation in progress.recent(_PUBLISHED)
             if operation.description is not None
         }
         waits, barrier = None, progress.barrier
@@ -307,7 +303,6 @@ class Monitor:
             self.on_break()
 
     def _say_it_waits(self) -> None:
-        """Say for which ranks this rank waits, and where."""
         running = self.progress.running()
         if running is None:
             return
@@ -333,15 +328,7 @@ class CallComparison:
         self._count = 0
 
     def compare(self, description: str, timeout_s: float, *, capturing: bool) -> None:
-        """Compare a call with those of all other ranks: each kind once, or each for debugging.
-
-        Raises
-        ------
-        MismatchError
-            A rank has called something else.
-        PeerLostError, CollectiveTimeoutError
-            A rank did not come.
-        """
+        """Compare a call with those of all other ranks: each kind once, or each for debugging."""
         is_detailed = self.compares_each or dist.get_debug_level() == dist.DebugLevel.DETAIL
         if description in self.known and (capturing or not is_detailed):
             return
@@ -356,7 +343,6 @@ class CallComparison:
             answered(self._store, timeout_s, compare)
 
     def _with_others(self, description: str, site: str, timeout_s: float) -> None:
-        """Compare a call with those that the others write into the store."""
         rank, monitor = self._monitor.rank, self._monitor
         keys = [f"call/{self._count}/{peer}" for peer in range(monitor.world_size)]
         self._store.set(keys[rank], f"{description}\n{site}")

@@ -177,31 +177,25 @@ class Notices:
         return None
 
 
-def _verdict(told: Any) -> dict[str, Any]:
-    """A verdict, from JSON."""
-    kind = told["kind"]
+def _verdict(notice: Any) -> dict[str, Any]:
+    kind = notice["kind"]
     if kind != "mismatch":
-        peer = told["peer"]
-        return {
-            "kind": FAILURES[kind] and kind,
-            "peer": None if peer is None else int(peer),
-            "text": str(told["text"]),
-        }
-    calls = {int(rank): (str(call), str(place)) for rank, call, place in told["calls"]}
-    (one, _), (other, _) = calls.values()
-    if one == other:
+        peer = None if notice["peer"] is None else int(notice["peer"])
+        return {"kind": FAILURES[kind] and kind, "peer": peer, "text": str(notice["text"])}
+    calls = {int(rank): (str(call), str(place)) for rank, call, place in notice["calls"]}
+    (first, _), (second, _) = calls.values()
+    if first == second:
         raise ValueError("the calls are the same")
     rows = [[rank, *call] for rank, call in calls.items()]
-    return {"kind": kind, "calls": rows, "number": int(told["number"])}
+    return {"kind": kind, "calls": rows, "number": int(notice["number"])}
 
 
-def _state(told: Any) -> dict[str, Any]:
-    """What a rank tells of itself, from JSON."""
+def _state(notice: Any) -> dict[str, Any]:
     calls = {}
-    for number, (call, lengths, site) in dict(told["calls"]).items():
+    for number, (call, lengths, site) in dict(notice["calls"]).items():
         numels = {int(block): int(numel) for block, numel in dict(lengths or {}).items()}
         calls[int(number)] = str(call), numels, str(site)
-    waits, barrier = told["waits"], told["barrier"]
+    waits, barrier = notice["waits"], notice["barrier"]
     if waits is not None:
         awaited, peer = waits
         waits = int(awaited), int(peer)
@@ -214,13 +208,8 @@ def _state(told: Any) -> dict[str, Any]:
 def announce(text: str, *, is_raised: bool) -> None:
     """Tell the failure that has broken a group in one line, as an error of the log ``ringcoll``.
 
-    Parameters
-    ----------
-    text
-        The failure, with the ranks and the operation.
-    is_raised
-        Whether the failure is about to be raised in the thread that made the call. It needs no line
-        then, except under ``torchrun``, whose error file gets the line, too, if it is empty.
+    A failure that ``is_raised`` in the thread that made the call needs no line, except under
+    ``torchrun``, whose error file gets the line, too, if it is empty.
     """
     file = error_file()
     if is_raised and file is None:
@@ -267,14 +256,7 @@ def monitored_barrier(
 
     Rank 0 looks for the keys of all ranks, and publishes the result; it names all missing ranks if
     ``wait_all_ranks``, otherwise the first. ``number``, that of the barrier, is the same on all
-    ranks. ``given_up`` says whether the wait is in vain.
-
-    Raises
-    ------
-    CollectiveTimeoutError
-        Some rank did not come.
-    PeerLostError
-        ``given_up`` has returned ``True``.
+    ranks. ``given_up`` says whether the wait is in vain, and raises `PeerLostError` then.
     """
 
     def appear(key: str, deadline: float) -> bool:
