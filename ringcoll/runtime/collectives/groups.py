@@ -315,18 +315,16 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
     if (rank is None) == (in_group is None):
         message, got = "exactly one of the two must be given", f"{rank} and {in_group}"
         raise ArgumentError(message, f"{what}, group_{what}", "one rank", got, own)
-    if rank is not None and isinstance(group, dist.ProcessGroup):
-        members = dist.get_process_group_ranks(group)
-        if rank not in members:
-            raise ArgumentError(
-                "the root is not in the group", what, f"one of {members}", rank, own
-            )
-        return members.index(rank)
-    root = whole(in_group if rank is None else rank)
-    if not isinstance(root, int) or not 0 <= root < size:
+    root, members, expected = whole(in_group), [*range(size)], f"0 to {size - 1}"
+    if rank is not None:
+        root = whole(rank)
+        if isinstance(group, dist.ProcessGroup):
+            members = dist.get_process_group_ranks(group)
+            expected = f"one of {members}"
+    if not isinstance(root, int) or root not in members:
         argument = f"group_{what}" if rank is None else what
-        raise ArgumentError("the root is not in the group", argument, f"0 to {size - 1}", root, own)
-    return root
+        raise ArgumentError("the root is not in the group", argument, expected, root, own)
+    return members.index(root)
 
 
 def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:

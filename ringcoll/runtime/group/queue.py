@@ -1,12 +1,12 @@
 """The queue of a group's operations: they run one at a time, in the order of their calls.
 
-So they share working memory (`Workspace`); a queued one is a `Work`.
+Operations share working memory (`Workspace`). An operation in the queue has a `Work`.
 
-`turn` is held while a call gets its place, `serving` by the thread that runs operations. A call
-with nothing before it runs in the caller's thread: a blocking one to its end, an asynchronous one
-for a moment, if the transport can wait for so long. Other operations, and what is left, wait in the
-queue. A thread of the queue's own serves it; so does whoever waits for a work, as handing over
-between threads costs more than a short operation.
+A thread holds `turn` while a call gets its place, and `serving` while it runs operations. A call
+with nothing before it runs in the caller's thread: a blocking call to its end, an asynchronous call
+for a moment, if the transport can wait for so long. Other operations wait in the queue, as does the
+rest of an asynchronous call. A thread of the queue serves it; so does a thread that waits for a
+work, as handing over between threads costs more than a short operation.
 
 *Signals.* Python calls a function for a signal in the main thread, between two steps of whatever
 that thread does. The function may raise an error, or call an operation of the same group. So an
@@ -16,8 +16,7 @@ locks are reentrant: a lock knows whether this thread has it, however the thread
 
 A thread that has run an operation with callbacks leaves the queue to another thread, runs the
 callbacks, and ends. So a callback may wait for other operations of the group. Each operation in the
-queue has a token; who takes a token runs an operation, unless others have run all, so that none is
-left.
+queue has a token; a thread that takes a token runs an operation, if one is left.
 """
 
 from __future__ import annotations

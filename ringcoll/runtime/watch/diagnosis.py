@@ -147,7 +147,7 @@ class Progress:
         self._runs.clear()
         self.last, self.failed = (-1, None), None
 
-    # --- who looks --------------------------------------------------------------------------
+    # --- threads that look ------------------------------------------------------------------
 
     def running(self) -> Running | None:
         """The operation that runs now, or that a stream has not finished."""
@@ -305,7 +305,7 @@ class Diagnosis:
     def missed(self, running: Running) -> PeerLostError | None:
         """The loss of a rank that this rank waits for, and that comes to this operation no more."""
         if running.is_barrier:
-            return None  # it names itself who does not come
+            return None  # the barrier itself names the missing rank
         now, awaited, notices = time.monotonic(), running.peer, self._notices
         if awaited is not None:
             last = notices.last_of(awaited)
@@ -315,14 +315,14 @@ class Diagnosis:
         ended = self._lives.ended(awaited, 0)  # rank 0 may have had the store
         for peer in ended:
             dead_s = now - self._ended.setdefault(peer, now)
-            # It was done: its message may be in a group with that of another rank, or on a slow
-            # network.
+            # The peer was done: its message may be in a group with that of another rank, or on a
+            # slow network.
             last, is_far = notices.last_of(peer), peer in self._lives.elsewhere
             is_late = is_far and last is not None and last >= running.number
             if last is not None and (self._progress.issued or is_late):
                 continue
             is_awaited = self._progress.meets if awaited is None else awaited == peer
-            # It may have blocked the others, too: UCX's queues in shared memory wait for a sender
+            # The peer may have blocked the others: UCX's queues in shared memory wait for a sender
             # that was killed while it wrote.
             is_unknown = notices.is_gone or notices.is_silent
             blocks_others = last is None and not is_unknown and dead_s >= _DEAD_RANK_S
@@ -388,8 +388,8 @@ class Diagnosis:
     def _cause(self, peer: int | None, ended: set[int]) -> int | None:
         """The rank whose end is the cause, where the message of a peer does not come.
 
-        Those that gave up because of it may have ended since. If the store has ended with rank 0,
-        they could not tell why.
+        Ranks that gave up because of it may have ended since. If the store has ended with rank 0,
+        these ranks could not tell why.
         """
         if self._notices.is_gone and 0 in ended:
             return 0

@@ -103,7 +103,7 @@ class Lives:
     """The processes of a group's ranks, each of which calls `tell`.
 
     ``processes`` are those of other ranks on this host, and ``elsewhere`` those on other hosts,
-    as they have been seen; ``is_told`` says whether `tell` was called.
+    as they have been seen.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:

@@ -1,14 +1,13 @@
-"""Reports of the ranks of a group to each other when something takes too long.
+"""The monitor of a rank finds out why an operation takes too long, and tells the other ranks.
 
 Problem: a rank that waits for a message cannot see why the message does not come. The monitor is a
-thread that wakes up when an operation has been waiting for a while. The monitor publishes through
-the store what this rank is doing (`ringcoll.runtime.watch.diagnosis`,
-`ringcoll.runtime.watch.notices`), reads what the others are doing, and breaks the wait when two
-ranks disagree or a rank has given up (`ringcoll.runtime.watch.diagnosis`). In normal operation
-nothing is published.
+thread that wakes up when an operation has been waiting for a while. It publishes through the store
+what this rank is doing (`ringcoll.runtime.watch.notices`), reads what the others are doing, and
+breaks the wait when two ranks disagree or a rank has given up
+(`ringcoll.runtime.watch.diagnosis`). In normal operation nothing is published.
 
-Nothing else than the monitor ends a wait of a stream: so the monitor keeps the time limits of
-`Issued` operations, too. An operation's time counts from when the operations before it are over.
+Only the monitor ends a wait of a stream. So it keeps the time limits of `Issued` operations, too.
+An operation's time counts from when the operations before it are over.
 
 `CallComparison` compares calls through the store, before anything is sent: on transports whose
 messages have no tags to tell calls apart each kind of call once; on all transports each call, if

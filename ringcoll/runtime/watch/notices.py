@@ -64,9 +64,7 @@ Answer = TypeVar("Answer")
 
 def kind_of(error: RingcollError) -> str:
     """The kind of a failure, as a verdict has it."""
-    return next(
-        (kind for kind, error_type in FAILURES.items() if type(error) is error_type), "lost"
-    )
+    return {error_type: kind for kind, error_type in FAILURES.items()}.get(type(error), "lost")
 
 
 def patience_s(limit_s: float) -> float:
