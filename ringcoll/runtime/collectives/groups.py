@@ -58,7 +58,7 @@ _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.RLock()  # a function for a signal may make a call
 _unfinished: weakref.WeakSet[Any] = weakref.WeakSet()  # groups whose communicator is being made
-# What `use` was asked for: names of transports by type of device, and its other arguments by name.
+# Arguments of `use`: names of transports by type of device, and the other arguments by name.
 _asked: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -371,7 +371,7 @@ def _life_at(store: dist.Store, world_size: int) -> str:
     Nobody is waited for: the addresses that gloo writes into the store differ from life to life.
     """
     keys = [f"cpu//0/{rank}" for rank in range(world_size)]
-    with contextlib.suppress(dist.DistError):  # it is gone: whoever uses it next says so
+    with contextlib.suppress(dist.DistError):  # the store is gone: its next user says so
         if "TORCH_GLOO_LAZY_INIT" not in os.environ and store.check(keys):
             return sha256(b"".join(map(store.get, keys))).hexdigest()
     return ""
@@ -608,7 +608,7 @@ def share_for(group: Any, tensor: Tensor) -> None:
         raise ArgumentError(
             "memory cannot be shared between hosts", "share", expected, got, member.rank
         )
-    # Of a storage, another part may be in use: by another group, or by a message of the user's.
+    # Another part of the storage may be in use: by another group, or by a message of the user's.
     is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
     if is_whole and can_move(tensor) and member not in _without_room:
         try:

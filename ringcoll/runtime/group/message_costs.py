@@ -298,7 +298,7 @@ def measure(
     several_s = _message_s(exchange, _SHORT, _MOST, _AT_ONCE)
     distances = [1 << power for power in range((exchange.world_size - 1).bit_length())]
     crowded_s = _crowded_s(exchange, distances, _SHORT, _MOST)
-    # Where ranks share cores, all at once tell better: two that wait for each other mostly sleep.
+    # Where ranks share cores, all ranks at once measure it better: two ranks mostly sleep.
     crowded_several_s = _crowded_s(exchange, distances, _SHORT, _MOST, _AT_ONCE)
     further_s = min(several_s - short_s, (crowded_several_s - crowded_s) / crowd)
     crowded_long_s = _crowded_s(exchange, [1], *long)

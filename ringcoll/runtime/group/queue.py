@@ -135,9 +135,10 @@ class Queue(Generic[Item]):
     def _run_first(self) -> Work:
         """Run the first operation, if an interrupt has not come between its end and this call."""
         first = self.items[0]
-        if not first.work.done:
+        work: Work = first.work
+        if not work.done:
             self._run(first)
-        return first.work
+        return work
 
     def close(self, limit_s: float, running_s: float | None = None) -> bool:
         """End the threads when nothing waits any more; return whether all operations are over.

@@ -1,9 +1,9 @@
 """Ranks that a launcher has started already: they are adopted.
 
 torch.distributed finds the ranks of ``mpiexec`` or ``srun`` in the variables of ``torchrun``, which
-are set here. Where rank 0 is and on which port it listens, ``MASTER_ADDR`` and ``MASTER_PORT`` say
-if they are set. Otherwise the ranks of ``mpiexec`` ask MPI, and those of Slurm take the step's
-first node, and a port that follows from the numbers of the job and the step.
+are set here. ``MASTER_ADDR`` and ``MASTER_PORT`` stay if they are set. Otherwise the ranks of
+``mpiexec`` ask MPI where rank 0 listens, and those of Slurm take the step's first node, and a port
+that follows from the numbers of the job and the step.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ The record has the operations that the rank has begun, and what it waits for.
 The thread that runs operations writes the record, and asks for nothing; the `Monitor` and the
 flight recorder read it from other threads. So an operation costs a few assignments only.
 
-An operation of a transport whose `wait` orders a stream is over for the thread that runs it long
-before its messages have come. It stays here, `Issued`, until the stream has come to its end.
+On a transport whose `wait` orders a stream, an operation is over for its thread long before its
+messages have come. The operation stays here, `Issued`, until the stream has come to its end.
 
 The diagnosis is the cause, from what this rank does and knows of the others. Nothing here waits,
 and nothing is published: the `Monitor` asks, and decides what to do with the answer.

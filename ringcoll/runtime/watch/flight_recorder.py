@@ -157,7 +157,7 @@ def operations(monitor: Monitor, queued: Sequence[tuple[int, Operation | Turn]])
         "running": running
         and _running(running, monitor.rank, progress.meets or running.is_barrier),
         "queued": [_call(index, operation) for index, operation in queued[:_LAST]],
-        **monitor.lives.told(),
+        **monitor.lives.by_host(),
     }
 
 

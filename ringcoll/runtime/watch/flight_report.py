@@ -33,11 +33,11 @@ from ringcoll.errors import ArgumentError, GroupBrokenError
 from ringcoll.runtime.machine import process_state, started
 
 SENDS = "sends and receives"
-"""What stands for the transport in a record of the user's own messages in a group."""
+"""The transport's name in a record of the user's own messages in a group."""
 FOREIGN = "belongs to another user"
 """Why `ask` does not believe a process."""
 
-_SLOW_S = 5.0  # for who asks, and then does not read
+_SLOW_S = 5.0  # for a process that asks, and then does not read
 _PAUSE_S = 1.0  # after a failure of the kernel, such as too many open files
 _CREDENTIALS = 12  # bytes: numbers of the process, its user and its group
 _STATES = {
@@ -351,12 +351,12 @@ class Answering:
     def _text(self) -> str:
         try:
             return self._answer()
-        except Exception as error:  # noqa: BLE001  # told to who asks
+        except Exception as error:  # noqa: BLE001  # the asking process gets it
             return f"{type(error).__name__}: {error}"
 
 
 def answering() -> list[int]:
-    """The processes that answer, of all users; who is asked says whose they are."""
+    """The processes that answer, of all users; `ask` finds out which are this user's."""
     try:
         names = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")
         pids = re.findall(rf" @{re.escape(_prefix())}(\d{{1,9}})$", names, re.MULTILINE)

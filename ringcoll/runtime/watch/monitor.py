@@ -60,16 +60,11 @@ _MOST_KNOWN = 4096  # kinds of calls that are remembered as compared
 class WatchState(Enum):
     """The states of a monitor's thread; `Monitor.state` says when it is in which of them."""
 
-    ASLEEP = auto()
-    """No operation runs: the thread waits until one begins."""
-    RUNNING = auto()
-    """An operation runs, for no longer than healthy ones do: nothing is done."""
-    LATE = auto()
-    """It takes longer: again and again the rank tells where it is, and looks at the others."""
-    NOTED = auto()
-    """As `LATE`, and the log says for whom the rank waits."""
-    OVER = auto()
-    """The group is closed or broken: the thread ends."""
+    ASLEEP = auto()  # no operation runs: the thread waits until one begins
+    RUNNING = auto()  # an operation runs, for no longer than healthy ones do: nothing is done
+    LATE = auto()  # it takes longer: the rank publishes where it is, and looks at the others
+    NOTED = auto()  # as `LATE`, and the log says for which ranks the rank waits
+    OVER = auto()  # the group is closed or broken: the thread ends
 
 
 class Monitor:
@@ -115,7 +110,7 @@ class Monitor:
             self.notices.patience_s = patience_s(limit_s)
             self._publish(None)
             self.notices.leave(self.progress.last[0])
-            # Of a rooted operation a rank may wait for nobody, and others still for the rank.
+            # In a rooted operation, others may wait for a rank that waits for nobody.
             last = self.progress.last[1]
             is_rooted = last is not None and last.name in CONTRACTS and contract(last.name).rooted
             if is_rooted and is_served_here(self.notices.store):
@@ -222,7 +217,6 @@ class Monitor:
         return WatchState.NOTED if runs_s > self._notice_s else WatchState.LATE
 
     def _watch(self) -> None:
-        """Look at the rank again and again, and do what its state asks for."""
         operation, since, state = None, 0.0, WatchState.ASLEEP
         while True:
             self._wake.wait()

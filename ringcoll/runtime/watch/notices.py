@@ -1,4 +1,4 @@
-"""Notices: a rank tells the other ranks, and the user, when something takes too long or fails.
+"""Notices: a rank tells the other ranks, and the user, that something takes too long or fails.
 
 `Notices` are keys of the group's store, which ranks write only then:
 
@@ -11,8 +11,8 @@ key                value
 ``left/RANK``      number of the last operation of a rank that has closed the group, or -1
 =================  ==========================================================================
 
-What cannot be read is as if nobody had written it. A store that is gone is
-asked no more, as torch tells each try at length; one whose host is stopped, not before it answers.
+A value that cannot be read counts as missing. A store that is gone is asked no more, as torch logs
+each try at length; a store whose host is stopped is asked again when it has answered.
 
 `announce` tells the user of a failure at once. A program may look at an asynchronous operation late
 or never, and torch's ``DistributedDataParallel`` raises the error with other words around it.
@@ -64,7 +64,8 @@ Answer = TypeVar("Answer")
 
 def kind_of(error: RingcollError) -> str:
     """The kind of a failure, as a verdict has it."""
-    return {error_type: kind for kind, error_type in FAILURES.items()}.get(type(error), "lost")
+    kinds: dict[type, str] = {error_type: kind for kind, error_type in FAILURES.items()}
+    return kinds.get(type(error), "lost")
 
 
 def patience_s(limit_s: float) -> float:
@@ -94,14 +95,14 @@ class Names:
     def translated(self, text: str) -> str:
         """The words of a transport, which knows the group's own ranks only."""
         names = {f"rank {rank}": f"rank {member}" for rank, member in enumerate(self.members)}
-        return re.sub(r"\brank \d+\b", lambda found: names.get(found[0], found[0]), text)
+        return re.sub(r"\brank \d+\b", lambda match: names.get(match[0], match[0]), text)
 
 
 class Notices:
     """The keys of a group's store, as a rank reads and writes them; nobody else uses the store.
 
-    ``patience_s`` is how long an answer of the store is waited for. What the store does not answer
-    is ``None``, as what nobody has written.
+    ``patience_s`` is the time limit of an answer of the store, in seconds. Without an answer a
+    value is ``None``, like a value that nobody has written.
     """
 
     def __init__(self, store: dist.Store, rank: int) -> None:
