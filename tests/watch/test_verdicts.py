@@ -293,7 +293,7 @@ def test_the_dead_may_hold_up_those_who_do_not_wait_for_them(monitor: Watched, m
         monitor.notices.store.set("left/2", "7")
     monitor.notices.is_gone = may == "have had the store"
     assert monitor.look() is None
-    monitor.clock.now += diagnosis._DOOM_S - 0.1
+    monitor.clock.now += diagnosis._DEAD_RANK_S - 0.1
     assert monitor.look() is None
     monitor.clock.now += 0.2
     error = monitor.look()

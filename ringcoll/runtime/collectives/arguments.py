@@ -9,12 +9,12 @@ device, strides, places relative to each other. So calls of the same kind are ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from numbers import Integral
 from operator import index
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -44,6 +44,26 @@ _CPU = torch.device("cpu")
 
 AlgorithmChoice = str | Schedule
 Timeout = timedelta | float | None
+
+Options = tuple[Any, ...]
+"""Arguments of a call beside its tensors and its group."""
+Compile = Callable[[Any, Sequence[Any], Options, bool], Operation]
+"""Checks a call and compiles it: ``compile_(group, tensors, options, prepared)``."""
+
+
+class MoveOptions(TypedDict, total=False):
+    """Options of every function; `ringcoll.all_reduce` describes them."""
+
+    algorithm: AlgorithmChoice
+    segment_bytes: int | None
+    timeout: Timeout
+
+
+class ReduceOptions(MoveOptions, total=False):
+    """Options of every function that reduces."""
+
+    wire_dtype: torch.dtype | None
+    reproducible: Reproducible
 
 
 def seconds(timeout: Any, member: Communicator) -> float:
@@ -94,6 +114,8 @@ class Arguments:
         Name of the collective.
     group, tensors, algorithm, segment_bytes
         Arguments of the user, unchecked.
+    wire_dtype, reproducible
+        Further arguments of the user, unchecked, for `reduces`.
     names
         The arguments that the tensors are, for errors; further tensors are of the last one.
 
@@ -110,10 +132,13 @@ class Arguments:
         tensors: Sequence[Any],
         algorithm: Any = "auto",
         segment_bytes: Any = None,
+        wire_dtype: torch.dtype | None = None,
+        reproducible: Reproducible = False,
         *,
         names: Sequence[str] = ("tensor",),
     ) -> None:
-        self._names = names
+        self._names, self.prepared = names, False
+        self._wire_dtype, self._reproducible = wire_dtype, reproducible
         self.contract, self.segment_bytes = contract(collective), whole(segment_bytes)
         own = as_group(group)
         self._group, self.rank, self.world_size = own, own.rank(), own.size()
@@ -125,13 +150,11 @@ class Arguments:
         if segment_bytes is not None and (
             not isinstance(segment_bytes, Integral) or segment_bytes < 1
         ):
-            raise ArgumentError(
-                "must be positive", "segment_bytes", "an int > 0", segment_bytes, self.rank
-            )
+            raise self._error("must be positive", "segment_bytes", "an int > 0", segment_bytes)
         if not isinstance(algorithm, str | Schedule):
             message = "not an algorithm"
             expected = "a name, a file, rules or a Schedule"
-            raise ArgumentError(message, "algorithm", expected, algorithm, self.rank)
+            raise self._error(message, "algorithm", expected, algorithm)
         self.algorithm = asked = as_algorithm(algorithm)
         self._file = "" if asked is algorithm else str(algorithm)
         self._rules: tuple[Rule, ...] = ()
@@ -149,68 +172,68 @@ class Arguments:
     def rooted(self, rank: int | None, in_group: int | None, argument: str) -> bool:
         """Check the root; return whether this rank is the root."""
         self.root = group_rank(self._group, rank, in_group, argument)
-        return self.is_root
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this rank is the root."""
         return self.rank == self.root
+
+    def _error(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
+        return ArgumentError(message, argument, expected, got, self.rank)
 
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
         if not tensors:
-            raise ArgumentError(
-                "must not be empty", self._names[0], "at least one tensor", "none", self.rank
-            )
+            raise self._error("must not be empty", self._names[0], "at least one tensor", "none")
         first = tensors[0]
         check_dtype(first.dtype, self.rank, self._names[0])
         for number, tensor in enumerate(tensors):
             name = self._names[min(number, len(self._names) - 1)]
             if tensor.is_neg() and not _negates(tensor.dtype):
-                message = "torch cannot negate this dtype"
-                raise ArgumentError(message, name, "no negative view", tensor.dtype, self.rank)
+                raise self._error(
+                    "torch cannot negate this dtype", name, "no negative view", tensor.dtype
+                )
             if tensor is first:
                 continue
             if tensor.dtype is not first.dtype:
-                message = "all tensors of a call must have one dtype"
-                raise ArgumentError(message, name, first.dtype, tensor.dtype, self.rank)
+                raise self._error(
+                    "all tensors of a call must have one dtype", name, first.dtype, tensor.dtype
+                )
             if tensor.device != first.device:
-                message = "all tensors of a call must be on one device"
-                raise ArgumentError(message, name, first.device, tensor.device, self.rank)
+                raise self._error(
+                    "all tensors of a call must be on one device", name, first.device, tensor.device
+                )
 
     def like(self, tensor: Tensor, other: Tensor, argument: str) -> None:
         """Check that two tensors have the same shape."""
         if tensor.shape != other.shape:
-            raise ArgumentError(
-                "has another shape", argument, tuple(other.shape), tuple(tensor.shape), self.rank
+            raise self._error(
+                "has another shape", argument, tuple(other.shape), tuple(tensor.shape)
             )
 
     def same_numel(self, tensor: Tensor, numel: int, argument: str) -> None:
         """Check the number of elements of a tensor."""
         if tensor.numel() != numel:
-            raise ArgumentError(
-                "has the wrong number of elements", argument, numel, tensor.numel(), self.rank
-            )
+            raise self._error("has the wrong number of elements", argument, numel, tensor.numel())
 
-    def one_a_rank(self, tensors: Sequence[Tensor], kind: type, argument: str) -> None:
-        """Check that there is a list, of the given type, with one tensor for each rank."""
-        is_list = issubclass(kind, list | tuple)
+    def one_a_rank(self, tensors: Sequence[Tensor], list_type: type, argument: str) -> list[int]:
+        """Check that a list, of that type, has one tensor for each rank; return their lengths."""
+        is_list = issubclass(list_type, list | tuple)
         if not is_list or len(tensors) != self.world_size:
-            got = len(tensors) if is_list else kind
+            got = len(tensors) if is_list else list_type
             message = "must hold one tensor for each rank"
-            raise ArgumentError(message, argument, f"{self.world_size} tensors", got, self.rank)
+            raise self._error(message, argument, f"{self.world_size} tensors", got)
+        return [tensor.numel() for tensor in tensors]
 
-    def list_at_root(
-        self, tensors: Sequence[Tensor], kind: type, like: Tensor, argument: str
-    ) -> None:
-        """Check a list that only the root gives."""
-        if not self.is_root:
-            if tensors:
-                message = f"only rank {self.root} gives it"
-                raise ArgumentError(message, argument, "None", f"{len(tensors)} tensors", self.rank)
-            return
-        self.one_a_rank(tensors, kind, argument)
-        for tensor in tensors:
-            self.same_numel(tensor, like.numel(), argument)
+    def list_at_root(self, list_type: type, argument: str) -> tuple[range, list[int]]:
+        """Check the list behind the first tensor, which only the root gives.
+
+        Returns the numbers of the list's tensors, and the length of each block.
+        """
+        first, *listed = self.tensors
+        if self.rank == self.root:
+            self.one_a_rank(listed, list_type, argument)
+            for tensor in listed:
+                self.same_numel(tensor, first.numel(), argument)
+        elif listed:
+            message = f"only rank {self.root} gives it"
+            raise self._error(message, argument, "None", f"{len(listed)} tensors")
+        return range(1, len(self.tensors)), [first.numel()] * self.world_size
 
     def split(self, tensor: Tensor, sizes: Any, side: str) -> list[int]:
         """Elements of each rank's piece of a tensor."""
@@ -218,31 +241,26 @@ class Arguments:
         try:
             sizes = [] if sizes is None else [index(size) for size in sizes]
         except (RuntimeError, TypeError):
-            raise ArgumentError(
-                "not a list of sizes", argument, "a list of int", sizes, self.rank
-            ) from None
+            raise self._error("not a list of sizes", argument, "a list of int", sizes) from None
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
             if rows % self.world_size:
-                message = "does not divide evenly among the ranks"
                 expected = f"a multiple of {self.world_size} rows"
-                raise ArgumentError(message, side, expected, rows, self.rank)
+                raise self._error("does not divide evenly among the ranks", side, expected, rows)
             sizes = [rows // self.world_size] * self.world_size
         if len(sizes) != self.world_size or min(sizes) < 0:
             message = "must hold one size for each rank"
-            raise ArgumentError(message, argument, f"{self.world_size} sizes", sizes, self.rank)
+            raise self._error(message, argument, f"{self.world_size} sizes", sizes)
         if sum(sizes) != rows:
-            raise ArgumentError("must add up to the rows", argument, rows, sum(sizes), self.rank)
+            raise self._error("must add up to the rows", argument, rows, sum(sizes))
         row = tensor.numel() // rows if rows else 0
         return [size * row for size in sizes]
 
-    def reduces(
-        self, op: object, wire_dtype: torch.dtype | None, reproducible: Reproducible = False
-    ) -> None:
+    def reduces(self, op: object) -> None:
         """Bind the operator to the dtype, and choose what reduces."""
         self.reduction = reproduced(
-            resolve(op, self.dtype, wire_dtype=wire_dtype, rank=self.rank),
-            reproducible,
+            resolve(op, self.dtype, wire_dtype=self._wire_dtype, rank=self.rank),
+            self._reproducible,
             world_size=self.world_size,
             device=self.device,
             rank=self.rank,
@@ -251,11 +269,11 @@ class Arguments:
         has_order = self._entry or any(e.order >= order for e in algorithms(rules.collective))
         if not has_order or (rules.is_prefix and name == "avg"):
             message = f"there is no {rules.collective} for it in {order}"
-            raise ArgumentError(message, "op", "another operator", self.reduction.name, self.rank)
+            raise self._error(message, "op", "another operator", self.reduction.name)
         factor = self.reduction.operator.factor
         if isinstance(factor, Tensor) and factor.device not in (self.device, _CPU):
             message = "the factor of PREMUL_SUM must be with the tensors, or on the CPU"
-            raise ArgumentError(message, "op", self.device, factor.device, self.rank)
+            raise self._error(message, "op", self.device, factor.device)
         if self.device.type == "cuda" and not self.contract.at_least_once:
             self.engine = gpu.engine(settings.reduction(), self.device)
 
@@ -264,7 +282,7 @@ class Arguments:
         world_size, sent, received = self.world_size, outgoing[self.rank], incoming[self.rank]
         if sent != received:
             message = "what this rank sends to itself has two lengths"
-            raise ArgumentError(message, "output", sent, received, self.rank)
+            raise self._error(message, "output", sent, received)
         is_equal = len({*outgoing, *incoming}) == 1
         if is_equal and self._entry is not None and needs_equal_blocks(self._entry):
             return dict.fromkeys(range(world_size * world_size), outgoing[0])
@@ -355,6 +373,7 @@ class Arguments:
             blocks = rules.inputs(*ends), rules.outputs(*ends)
             input_tensors = [tensors[number] for number in inputs]
             shares = share_blocks(input_tensors, output_tensors, *blocks, known, rank)
+        prepared = prepared or self.prepared
         is_own = is_short(stage.nbytes, self.device) and not prepared
         request = Request(
             contract=rules,
@@ -393,3 +412,24 @@ class Arguments:
         if self._entry is not None:
             operation.check(sliced=self.member.transport.slice_bytes is not None)
         return operation
+
+
+def compiled(collective: str, *names: str) -> Callable[[Callable[..., Operation]], Compile]:
+    """Make a function that compiles ``call(arguments, *options)`` one for `start`.
+
+    ``names`` are those of the tensors, as for `Arguments`. The first options of a call are those of
+    all functions of its kind: 1 of an all-to-all, 4 of a reduction, 2 of others.
+    """
+
+    def decorate(function: Callable[..., Operation]) -> Compile:
+        def compile_(
+            group: Any, tensors: Sequence[Any], options: Options, prepared: bool
+        ) -> Operation:
+            common = 1 if collective == "all_to_all" else 4 if contract(collective).reduces else 2
+            call = Arguments(collective, group, tensors, *options[:common], names=names)
+            call.prepared = prepared
+            return function(call, *options[common:])
+
+        return compile_
+
+    return decorate

@@ -12,9 +12,9 @@ every tensor. So the checks of a call hold for all calls with the same key.
 An all-reduce of sparse tensors is three such calls (`sparse_all_reduce`). No rank knows how many
 entries the others have, so there are three all-gathers: of the numbers of entries, of the indices,
 and of the values. Each rank then adds all entries up, in rank order, so that the result is bitwise
-the same on all ranks. As of dense tensors, values of 16 and 8 bits are
-sent and added up in float32, and the real and imaginary parts of complex numbers are added as real
-numbers. Cost: k times the bytes of a rank, as many as the sum may have.
+the same on all ranks. Values of 16 and 8 bits are sent and added up in float32, like those of dense
+tensors; the real and imaginary parts of complex numbers are added as real numbers. Cost: k times
+the bytes of a rank, as many as the sum may have.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.runtime.collectives.arguments import (
     AlgorithmChoice,
     Arguments,
+    Compile,
+    Options,
     Timeout,
     check_dtype,
+    compiled,
     seconds,
 )
 from ringcoll.runtime.collectives.groups import OwnGroup, as_group, communicator, known
@@ -55,9 +58,6 @@ _STRIDED = torch.strided
 _LASTING = {
     type(None), bool, int, float, str, tuple, type, torch.dtype, _RedOpType, Operator, Schedule
 }  # fmt: skip
-
-Compile = Callable[[Any, Sequence[Any], tuple[Any, ...], bool], Operation]
-"""Checks a call and compiles it: ``compile_(group, tensors, options, prepared)``."""
 
 
 class Deferred:
@@ -87,7 +87,7 @@ def operator(op: object) -> object:
     try:
         named = as_operator(op)
     except ArgumentError:
-        return op  # whoever checks the call refuses it, and names the rank
+        return op  # `Arguments.reduces` refuses it, and names the rank
     if isinstance(named.factor, Tensor):
         with_memory(named.factor, argument="op")
     is_plain = named.user is None and named.factor is None
@@ -98,7 +98,7 @@ def start(
     compile_: Compile,
     group: Any,
     tensors: Sequence[Any],
-    options: tuple[Any, ...],
+    options: Options,
     async_op: bool,
     timeout: Timeout,
 ) -> Work | None:
@@ -309,8 +309,8 @@ def sparse_all_reduce(
     if reduction_operator.name not in ("sum", "avg"):
         message = "sparse tensors can be added up only"
         raise ArgumentError(message, "op", "sum or avg", reduction_operator, rank)
-    for part in (tensor._indices(), tensor._values()):
-        with_memory(part, rank)
+    for stored in (tensor._indices(), tensor._values()):
+        with_memory(stored, rank)
     check_dtype(tensor.dtype, rank)
     reduction = resolve(reduction_operator, tensor.dtype, rank=rank)
     own = tensor.detach()
@@ -335,11 +335,11 @@ def sparse_all_reduce(
         counts = abouts[:, 0].tolist()
         gathered = []
         # Entry by entry, so that the ranks' entries can be laid end to end.
-        for part, width in ((indices.t(), sparse_dims), (values, entry.numel())):
+        for own_entries, width in ((indices.t(), sparse_dims), (values, entry.numel())):
             lengths = [width * count for count in counts]
-            each = _gather(deferred, part, lengths, async_op, algorithm, timeout)
-            yield each.operation, each.tensors
-            gathered.append(each.tensors[0])
+            gather = _gather(deferred, own_entries, lengths, async_op, algorithm, timeout)
+            yield gather.operation, gather.tensors
+            gathered.append(gather.tensors[0])
         everywhere = gathered[0].view(-1, sparse_dims).t(), gathered[1].view(-1, *entry)
         places, sums = _added(*everywhere, tensor.shape)
         if reduction.finish is not None:
@@ -378,14 +378,10 @@ def _gather(
 ) -> Any:
     """An all-gather into one tensor, of parts of different lengths."""
     gathered = torch.empty(sum(lengths), dtype=tensor.dtype, device=tensor.device)
-    options = (algorithm, tuple(lengths))
-    tensors = (gathered, tensor.contiguous())
+    tensors, options = (gathered, tensor.contiguous()), (algorithm, None, tuple(lengths))
     return start(_all_gather_parts, Deferred(group.group), tensors, options, async_op, timeout)
 
 
-def _all_gather_parts(
-    group: Any, tensors: Sequence[Any], options: tuple[Any, ...], prepared: bool
-) -> Operation:
-    algorithm, lengths = options
-    call = Arguments("all_gather", group, tensors, algorithm)
-    return call.operation((1,), (0,), lengths, prepared=prepared)
+@compiled("all_gather", "tensor")
+def _all_gather_parts(call: Arguments, lengths: tuple[int, ...]) -> Operation:
+    return call.operation((1,), (0,), lengths)

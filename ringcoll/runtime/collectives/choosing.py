@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.collectives.functions import ReduceOptions
+from ringcoll.runtime.collectives.arguments import ReduceOptions
 from ringcoll.runtime.collectives.groups import as_group, communicator, members_of
 from ringcoll.runtime.machine import cores, settings
 from ringcoll.runtime.reduction import as_operator, reproduced, resolve
@@ -221,13 +221,6 @@ def explain_without_ranks(
     The costs are those of ``ringcoll tune``, if it has run for such a group on this
     machine with tensors on that type of device, otherwise the built-in costs of the transport.
     ``RINGCOLL_ALGORITHM`` counts.
-
-    Raises
-    ------
-    ScheduleError
-        There is no such collective.
-    RulesError, TuningFileError
-        A variable of the environment says what cannot be used.
     """
     table, notes = _expected_table(transport, world_size, hosts, device)
     contract(collective)  # raises if there is no such collective

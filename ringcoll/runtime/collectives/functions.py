@@ -12,11 +12,10 @@ for a bad call, `MismatchError` if ranks disagree, `PeerLostError` if a rank die
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache, partial
 from operator import index
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,10 @@ from ringcoll.errors import ArgumentError
 from ringcoll.runtime.collectives.arguments import (
     AlgorithmChoice,
     Arguments,
+    MoveOptions,
+    ReduceOptions,
     Timeout,
+    compiled,
     seconds,
     side_by_side,
 )
@@ -47,25 +49,6 @@ from ringcoll.runtime.reduction import Reproducible
 _SUM = dist.ReduceOp.SUM
 
 
-class MoveOptions(TypedDict, total=False):
-    """Options of every function; `all_reduce` describes them."""
-
-    algorithm: AlgorithmChoice
-    segment_bytes: int | None
-    timeout: Timeout
-
-
-class ReduceOptions(MoveOptions, total=False):
-    """Options of every function that reduces; `all_reduce` describes them."""
-
-    wire_dtype: torch.dtype | None
-    reproducible: Reproducible
-
-
-_Options = tuple[Any, ...]
-_Tensors = Sequence[Any]
-
-
 def _listed(tensors: object) -> list[Tensor]:
     """The tensors of an argument, in a list; `Arguments` refuses anything but tensors."""
     if tensors is None:
@@ -81,24 +64,22 @@ def _sizes(sizes: Any) -> Any:
         return sizes  # `Arguments.split` refuses them
 
 
-def _reduction(
-    name: str, group: Any, tensors: _Tensors, options: _Options, prepared: bool
-) -> Operation:
+def _reduction(call: Arguments, op: object, *root: int | None) -> Operation:
     """A reduction of a tensor over all ranks, or those before this one, into itself or ``out``."""
-    op, algorithm, segment_bytes, wire_dtype, reproducible, *root = options
-    call = Arguments(name, group, tensors, algorithm, segment_bytes, names=("tensor", "out"))
     if root:
         call.rooted(root[0], root[1], "dst")
-    call.like(tensors[-1], tensors[0], "out")
-    call.reduces(op, wire_dtype, reproducible)
-    outputs = [len(tensors) - 1] * len(call.contract.outputs(call.rank, call.world_size, call.root))
+    tensors, result = call.tensors, len(call.tensors) - 1
+    call.like(tensors[result], tensors[0], "out")
+    call.reduces(op)
+    outputs = [result] * len(call.contract.outputs(call.rank, call.world_size, call.root))
     counts = len(tensors) > 1  # torch has no `out` here; elsewhere it counts
-    lengths = [tensors[0].numel()]
-    return call.operation((0,), outputs, lengths, counts=counts, prepared=prepared)
+    return call.operation((0,), outputs, [tensors[0].numel()], counts=counts)
 
 
-_NAMES = ("all_reduce", "reduce", "scan", "exscan")
-_all_reduce, _reduce, _scan, _exscan = (partial(_reduction, name) for name in _NAMES)
+_all_reduce, _reduce, _scan, _exscan = (
+    compiled(name, "tensor", "out")(_reduction)
+    for name in ("all_reduce", "reduce", "scan", "exscan")
+)
 
 
 @collective
@@ -173,7 +154,7 @@ def all_reduce(
         of_dense |= {"out": out, "reproducible": reproducible or None}
         return sparse_all_reduce(tensor, op, group, async_op, algorithm, timeout, **of_dense)
     tensors = (tensor,) if out is None else (tensor, out)
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
+    options = (algorithm, segment_bytes, wire_dtype, reproducible, operator(op))
     return start(_all_reduce, group, tensors, options, async_op, timeout)
 
 
@@ -190,18 +171,16 @@ def _fused(
     timeout: Timeout = None,
 ) -> Any:
     """A single all-reduce of several tensors, laid end to end."""
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
+    options = (algorithm, segment_bytes, wire_dtype, reproducible, operator(op))
     return start(_all_reduce_packed, group, tensors, options, async_op, timeout)
 
 
-def _all_reduce_packed(
-    group: Any, tensors: _Tensors, options: _Options, prepared: bool
-) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, reproducible = options
-    call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes, names=("tensors",))
-    call.reduces(op, wire_dtype, reproducible)
-    lengths = [sum(tensor.numel() for tensor in tensors)]
-    return call.operation((), (), lengths, is_packed=True, counts=True, prepared=prepared)
+@compiled("all_reduce", "tensors")
+def _all_reduce_packed(call: Arguments, op: object) -> Operation:
+    """A single all-reduce of several tensors, laid end to end."""
+    call.reduces(op)
+    lengths = [sum(tensor.numel() for tensor in call.tensors)]
+    return call.operation((), (), lengths, is_packed=True, counts=True)
 
 
 @collective
@@ -285,7 +264,7 @@ def reduce(
     tensors = (tensor,) if out is None else (tensor, out)
     if type(dst) is not int and type(group_dst) is not int:
         dst, group_dst = whole(dst), whole(group_dst)
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible, dst, group_dst)
+    options = (algorithm, segment_bytes, wire_dtype, reproducible, operator(op), dst, group_dst)
     return start(_reduce, group, tensors, options, async_op, timeout)
 
 
@@ -322,7 +301,7 @@ def scan(
     [[1, 10], [3, 21], [6, 33]]
     """
     tensors = (tensor,) if out is None else (tensor, out)
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
+    options = (algorithm, segment_bytes, wire_dtype, reproducible, operator(op))
     return start(_scan, group, tensors, options, async_op, timeout)
 
 
@@ -360,15 +339,14 @@ def exscan(
     [[1, 10], [1, 10], [3, 21]]
     """
     tensors = (tensor,) if out is None else (tensor, out)
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
+    options = (algorithm, segment_bytes, wire_dtype, reproducible, operator(op))
     return start(_exscan, group, tensors, options, async_op, timeout)
 
 
-def _broadcast(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    algorithm, segment_bytes, src, group_src = options
-    call = Arguments("broadcast", group, tensors, algorithm, segment_bytes)
+@compiled("broadcast", "tensor")
+def _broadcast(call: Arguments, src: int | None, group_src: int | None) -> Operation:
     inputs = (0,) if call.rooted(src, group_src, "src") else ()
-    return call.operation(inputs, (0,), [tensors[0].numel()], prepared=prepared)
+    return call.operation(inputs, (0,), [call.tensors[0].numel()])
 
 
 @collective
@@ -411,16 +389,12 @@ def broadcast(
     return start(_broadcast, group, (tensor,), options, async_op, timeout)
 
 
-def _all_gather(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    algorithm, segment_bytes, kind = options
-    call = Arguments(
-        "all_gather", group, tensors, algorithm, segment_bytes, names=("tensor", "tensor_list")
-    )
-    call.one_a_rank(tensors[1:], kind, "tensor_list")
-    lengths = [tensor.numel() for tensor in tensors[1:]]
-    call.same_numel(tensors[0], lengths[call.rank], "tensor")
-    listed = range(1, len(tensors))
-    return call.operation((0,), listed, lengths, split_output=True, counts=True, prepared=prepared)
+@compiled("all_gather", "tensor", "tensor_list")
+def _all_gather(call: Arguments, list_type: type) -> Operation:
+    lengths = call.one_a_rank(call.tensors[1:], list_type, "tensor_list")
+    call.same_numel(call.tensors[0], lengths[call.rank], "tensor")
+    listed = range(1, len(call.tensors))
+    return call.operation((0,), listed, lengths, split_output=True, counts=True)
 
 
 @collective
@@ -501,15 +475,11 @@ def all_gather_coalesced(
     return together(group, calls)
 
 
-def _all_gather_single(
-    group: Any, tensors: _Tensors, options: _Options, prepared: bool
-) -> Operation:
-    names = ("output_tensor", "input_tensor")
-    call = Arguments("all_gather", group, tensors, *options, names=names)
-    numel = tensors[1].numel()
-    call.same_numel(tensors[0], call.world_size * numel, names[0])
-    lengths = [numel] * call.world_size
-    return call.operation((1,), (0,), lengths, counts=True, prepared=prepared)
+@compiled("all_gather", "output_tensor", "input_tensor")
+def _all_gather_single(call: Arguments) -> Operation:
+    output, own = call.tensors
+    call.same_numel(output, call.world_size * own.numel(), "output_tensor")
+    return call.operation((1,), (0,), [own.numel()] * call.world_size, counts=True)
 
 
 @collective
@@ -586,25 +556,18 @@ def all_gather_single_coalesced(
     return together(group, calls)
 
 
-def _list_at_root(
-    name: str, group: Any, tensors: _Tensors, options: _Options, prepared: bool
-) -> Operation:
-    """A gather into the root's list of tensors, or a scatter from it."""
-    algorithm, segment_bytes, root, group_root, kind = options
-    call = Arguments(
-        name, group, tensors, algorithm, segment_bytes, names=("tensor", f"{name}_list")
-    )
-    call.rooted(root, group_root, "dst" if name == "gather" else "src")
-    call.list_at_root(tensors[1:], kind, tensors[0], f"{name}_list")
-    lengths, listed = [tensors[0].numel()] * call.world_size, range(1, len(tensors))
-    if name == "gather":
-        return call.operation(
-            (0,), listed, lengths, split_output=True, counts=True, prepared=prepared
-        )
-    return call.operation(listed, (0,), lengths, split_input=True, prepared=prepared)
+@compiled("gather", "tensor", "gather_list")
+def _gather(call: Arguments, dst: int | None, group_dst: int | None, list_type: type) -> Operation:
+    call.rooted(dst, group_dst, "dst")
+    listed, lengths = call.list_at_root(list_type, "gather_list")
+    return call.operation((0,), listed, lengths, split_output=True, counts=True)
 
 
-_gather, _scatter = (partial(_list_at_root, name) for name in ("gather", "scatter"))
+@compiled("scatter", "tensor", "scatter_list")
+def _scatter(call: Arguments, src: int | None, group_src: int | None, list_type: type) -> Operation:
+    call.rooted(src, group_src, "src")
+    listed, lengths = call.list_at_root(list_type, "scatter_list")
+    return call.operation(listed, (0,), lengths, split_input=True)
 
 
 @collective
@@ -697,17 +660,13 @@ def scatter(
     return start(_scatter, group, tensors, options, async_op, timeout)
 
 
-def _reduce_scatter(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, reproducible, kind = options
-    call = Arguments(
-        "reduce_scatter", group, tensors, algorithm, segment_bytes, names=("output", "input_list")
-    )
-    call.one_a_rank(tensors[1:], kind, "input_list")
-    lengths = [tensor.numel() for tensor in tensors[1:]]
-    call.same_numel(tensors[0], lengths[call.rank], "output")
-    call.reduces(op, wire_dtype, reproducible)
-    listed = range(1, len(tensors))
-    return call.operation(listed, (0,), lengths, split_input=True, counts=True, prepared=prepared)
+@compiled("reduce_scatter", "output", "input_list")
+def _reduce_scatter(call: Arguments, op: object, list_type: type) -> Operation:
+    lengths = call.one_a_rank(call.tensors[1:], list_type, "input_list")
+    call.same_numel(call.tensors[0], lengths[call.rank], "output")
+    call.reduces(op)
+    listed = range(1, len(call.tensors))
+    return call.operation(listed, (0,), lengths, split_input=True, counts=True)
 
 
 @collective
@@ -747,22 +706,16 @@ def reduce_scatter(
     [[2.0], [10.0]]
     """
     tensors = [output, *_listed(input_list)]
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible, type(input_list))
+    options = (algorithm, segment_bytes, wire_dtype, reproducible, operator(op), type(input_list))
     return start(_reduce_scatter, group, tensors, options, async_op, timeout)
 
 
-def _reduce_scatter_single(
-    group: Any, tensors: _Tensors, options: _Options, prepared: bool
-) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, reproducible = options
-    call = Arguments(
-        "reduce_scatter", group, tensors, algorithm, segment_bytes, names=("output", "input")
-    )
-    numel = tensors[0].numel()
-    call.same_numel(tensors[1], call.world_size * numel, "input")
-    call.reduces(op, wire_dtype, reproducible)
-    lengths = [numel] * call.world_size
-    return call.operation((1,), (0,), lengths, counts=True, prepared=prepared)
+@compiled("reduce_scatter", "output", "input")
+def _reduce_scatter_single(call: Arguments, op: object) -> Operation:
+    output, own = call.tensors
+    call.same_numel(own, call.world_size * output.numel(), "input")
+    call.reduces(op)
+    return call.operation((1,), (0,), [output.numel()] * call.world_size, counts=True)
 
 
 @collective
@@ -800,8 +753,9 @@ def reduce_scatter_single(
     >>> ringcoll.run_threads(rank_main, 2)
     [[10], [12]]
     """
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
-    return start(_reduce_scatter_single, group, (output, input), options, async_op, timeout)
+    tensors = (output, input)
+    options = (algorithm, segment_bytes, wire_dtype, reproducible, operator(op))
+    return start(_reduce_scatter_single, group, tensors, options, async_op, timeout)
 
 
 @collective
@@ -842,17 +796,21 @@ def reduce_scatter_single_coalesced(
     return together(group, calls)
 
 
-def _all_to_all(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    algorithm, num_outputs, output_kind, input_kind = options
-    names = ("output_tensor_list",) * num_outputs + ("input_tensor_list",)
-    call = Arguments("all_to_all", group, tensors, algorithm, names=names)
-    outputs, inputs = tensors[:num_outputs], tensors[num_outputs:]
-    call.one_a_rank(outputs, output_kind, "output_tensor_list")
-    call.one_a_rank(inputs, input_kind, "input_tensor_list")
-    outgoing, incoming = ([tensor.numel() for tensor in side] for side in (inputs, outputs))
+def _all_to_all(group: Any, tensors: Any, options: Any, prepared: bool) -> Operation:
+    names = ("output_tensor_list",) * options[1] + ("input_tensor_list",)
+    compile_ = compiled("all_to_all", *names)(_all_to_all_lists)
+    return compile_(group, tensors, options, prepared)
+
+
+def _all_to_all_lists(
+    call: Arguments, num_outputs: int, output_type: type, input_type: type
+) -> Operation:
+    outputs, inputs = call.tensors[:num_outputs], call.tensors[num_outputs:]
+    incoming = call.one_a_rank(outputs, output_type, "output_tensor_list")
+    outgoing = call.one_a_rank(inputs, input_type, "input_tensor_list")
     lengths, k = call.exchange_lengths(outgoing, incoming), num_outputs
     split = partial(call.operation, split_input=True, split_output=True)
-    return split(range(k, 2 * k), range(k), lengths, counts=True, prepared=prepared)
+    return split(range(k, 2 * k), range(k), lengths, counts=True)
 
 
 @collective
@@ -894,15 +852,11 @@ def all_to_all(
     return start(_all_to_all, group, [*outputs, *inputs], options, async_op, timeout)
 
 
-def _all_to_all_single(
-    group: Any, tensors: _Tensors, options: _Options, prepared: bool
-) -> Operation:
-    algorithm, output_sizes, input_sizes = options
-    call = Arguments("all_to_all", group, tensors, algorithm, names=("output", "input"))
-    incoming = call.split(tensors[0], output_sizes, "output")
-    outgoing = call.split(tensors[1], input_sizes, "input")
-    lengths = call.exchange_lengths(outgoing, incoming)
-    return call.operation((1,), (0,), lengths, prepared=prepared)
+@compiled("all_to_all", "output", "input")
+def _all_to_all_single(call: Arguments, output_sizes: Any, input_sizes: Any) -> Operation:
+    incoming = call.split(call.tensors[0], output_sizes, "output")
+    outgoing = call.split(call.tensors[1], input_sizes, "input")
+    return call.operation((1,), (0,), call.exchange_lengths(outgoing, incoming))
 
 
 @collective
@@ -942,10 +896,10 @@ def all_to_all_single(
     return start(_all_to_all_single, group, (output, input), options, async_op, timeout)
 
 
-def _barrier(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    call = Arguments("barrier", group, tensors, *options)
-    call.reduces("bor", None)
-    return call.operation((0,), (0,), [1], prepared=prepared)
+@compiled("barrier", "tensor")
+def _barrier(call: Arguments) -> Operation:
+    call.reduces("bor")
+    return call.operation((0,), (0,), [1])
 
 
 @collective

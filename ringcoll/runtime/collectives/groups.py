@@ -59,7 +59,7 @@ _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.RLock()  # a function for a signal may make a call
 _unfinished: weakref.WeakSet[Any] = weakref.WeakSet()  # groups whose communicator is being made
-# What `use` was asked for: names of transports by type of device, and its other arguments by name.
+# Arguments of `use`: names of transports by type of device, and the other arguments by name.
 _asked: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -68,8 +68,6 @@ def peer_of(
     argument: str, peer: Any, rank: int, world_size: int, *, may_be_self: bool = False
 ) -> int:
     """The other rank of a message, as a number; gloo crashes on a rank that is not there.
-
-    Raises `ArgumentError` if there is no such rank, or it is this one and must not be.
 
     >>> peer_of("dst", 1, rank=0, world_size=2)
     1
@@ -192,17 +190,11 @@ class StoreGroup(OwnGroup):
         # A long wait on the user's connection would block it.
         common = ask_store(store, timeout_s, lambda: common_connection(store))
         lives = Lives(common, rank, world_size)
-        where = lives, rank, world_size, timeout_s, torch.device("cpu"), transport
+        where = lives, timeout_s, torch.device("cpu"), transport
         super().__init__(member_at(*where, verify_messages=verify_messages))
 
     def on(self, device: torch.device) -> Communicator:
-        """The communicator for tensors on a device.
-
-        Raises
-        ------
-        ArgumentError
-            The device is not the CPU.
-        """
+        """The communicator for tensors on a device, which has to be the CPU."""
         if device.type != "cpu":
             raise ArgumentError(
                 "this group is for CPU tensors", "tensor", "cpu", device, self.rank()
@@ -212,8 +204,6 @@ class StoreGroup(OwnGroup):
 
 def member_at(
     lives: Lives,
-    rank: int,
-    world_size: int,
     timeout_s: float,
     device: torch.device,
     asked: str | None,
@@ -224,6 +214,7 @@ def member_at(
     fit: str | None = None,
 ) -> Communicator:
     """A rank's end of a group whose ranks meet at the store of lives, for tensors on a device."""
+    rank, world_size = lives.rank, lives.world_size
     if device.type not in ("cpu", "cuda"):
         raise ArgumentError(
             "tensors on this device cannot be sent", "tensor", "cpu or cuda", device, rank
@@ -245,13 +236,7 @@ def member_at(
 
 
 def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
-    """The group of an argument ``group``; see `communicator`.
-
-    Raises
-    ------
-    ArgumentError
-        The argument is not a group, there is no default group, or this process is not a member.
-    """
+    """The group of an argument ``group``, checked; the default group for ``None``."""
     group = dist.GroupMember.WORLD if group is None else group
     if group is None:
         message = "there is no default group; call torch.distributed.init_process_group first"
@@ -272,20 +257,9 @@ def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
 def communicator(group: Any, device: torch.device) -> Communicator:
     """The communicator of a group for tensors on a device; the first call makes it.
 
-    The call waits for nobody; the ranks meet when the first operation runs.
-
-    Parameters
-    ----------
-    group
-        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
-    device
-        Device of the tensors.
-
-    Raises
-    ------
-    ArgumentError
-        There is no default group, this process is not a member, tensors of that device
-        cannot be sent, or the group's CUDA tensors were on another GPU so far.
+    The call waits for nobody; the ranks meet when the first operation runs. `ArgumentError` is
+    raised as by `as_group`, if tensors of that device cannot be sent, or if the group's CUDA
+    tensors were on another GPU so far.
     """
     if isinstance(group, OwnGroup):
         member = group.on(device)
@@ -315,7 +289,6 @@ def known(group: Any, tensor: Tensor) -> Communicator | None:
 
 
 def _introduce(group: Any, device: torch.device) -> Communicator:
-    """Check a group that is not known yet for a device, and make its communicator."""
     group = as_group(group)
     with _making:
         forget = lambda reference: _known.pop(reference, None)  # noqa: E731
@@ -341,18 +314,16 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
     if (rank is None) == (in_group is None):
         message, got = "exactly one of the two must be given", f"{rank} and {in_group}"
         raise ArgumentError(message, f"{what}, group_{what}", "one rank", got, own)
-    if rank is not None and isinstance(group, dist.ProcessGroup):
-        members = dist.get_process_group_ranks(group)
-        if rank not in members:
-            raise ArgumentError(
-                "the root is not in the group", what, f"one of {members}", rank, own
-            )
-        return members.index(rank)
-    root = whole(in_group if rank is None else rank)
-    if not isinstance(root, int) or not 0 <= root < size:
+    root, members, expected = whole(in_group), [*range(size)], f"0 to {size - 1}"
+    if rank is not None:
+        root = whole(rank)
+        if isinstance(group, dist.ProcessGroup):
+            members = dist.get_process_group_ranks(group)
+            expected = f"one of {members}"
+    if not isinstance(root, int) or root not in members:
         argument = f"group_{what}" if rank is None else what
-        raise ArgumentError("the root is not in the group", argument, f"0 to {size - 1}", root, own)
-    return root
+        raise ArgumentError("the root is not in the group", argument, expected, root, own)
+    return members.index(root)
 
 
 def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
@@ -367,7 +338,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
         lives = Lives(ask_store(store, limit_s, own), rank, world_size)
     asked = _asked.get(group, {})
     options = {name: asked[name] for name in asked.keys() - {"cpu", "cuda"}}
-    where = lives, rank, world_size, limit_s, device, asked.get(device.type)
+    where = lives, limit_s, device, asked.get(device.type)
     member = member_at(*where, prefix=prefix, token=life and f"{life}/{prefix}", **options)
     reference = weakref.ref(group)
     member.monitor.notices.names_of = lambda: names_of(reference())
@@ -396,11 +367,10 @@ def names_of(group: dist.ProcessGroup | None) -> Names:
 def _life_at(store: dist.Store, world_size: int) -> str:
     """As `life`, for a group of torch that is connected; empty if its backend is not gloo.
 
-    Nobody is waited for: the addresses that gloo writes into the store are others in each life, and
-    who is connected to a rank finds the address of this life.
+    Nobody is waited for: the addresses that gloo writes into the store differ from life to life.
     """
     keys = [f"cpu//0/{rank}" for rank in range(world_size)]
-    with contextlib.suppress(dist.DistError):  # it is gone: whoever uses it next says so
+    with contextlib.suppress(dist.DistError):  # the store is gone: its next user says so
         if "TORCH_GLOO_LAZY_INIT" not in os.environ and store.check(keys):
             return sha256(b"".join(map(store.get, keys))).hexdigest()
     return ""
@@ -626,12 +596,7 @@ def share_for(group: Any, tensor: Tensor) -> None:
 
     All ranks call it with tensors of one length: the first time they meet. A rank that has too
     little memory, or too many open files, goes on with the tensor where it is, as the others count
-    on it.
-
-    Raises
-    ------
-    ArgumentError
-        The ranks are on several hosts.
+    on it. Ranks on several hosts get `ArgumentError`.
     """
     if not is_long(tensor):
         return
@@ -642,7 +607,7 @@ def share_for(group: Any, tensor: Tensor) -> None:
         raise ArgumentError(
             "memory cannot be shared between hosts", "share", expected, got, member.rank
         )
-    # Of a storage, another part may be in use: by another group, or by a message of the user's.
+    # Another part of the storage may be in use: by another group, or by a message of the user's.
     is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
     if is_whole and can_move(tensor) and member not in _without_room:
         try:

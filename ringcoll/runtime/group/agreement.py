@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -35,14 +35,14 @@ from ringcoll.errors import (
 from ringcoll.runtime.group.message_costs import CPU, measure
 from ringcoll.runtime.machine import cores, settings
 from ringcoll.runtime.rendezvous import parse_json, read_json, wait_for_keys
-from ringcoll.runtime.transport import Handle, Message, Transport, costs_of, names
+from ringcoll.runtime.transport import Message, Transport, costs_of, names
 from ringcoll.runtime.user_files import forced_rules, tuning
 from ringcoll.schedules.cost import FORCED, MEASURED, Table, built_in
 
 _log = logging.getLogger("ringcoll")
 _TOKEN_TAG = 0x7E57C058  # of 31 bits; nothing else is under way meanwhile
 
-# What this process measured as rank 0.
+# Tables that this process has measured as rank 0.
 _measured: dict[tuple[str, int, int, str], Table] = {}
 
 
@@ -77,27 +77,25 @@ class Notes:
         """Write a note of rank 0 for all other ranks."""
         self.store.set(key, json.dumps(value))
         if not self.transport.ordered:
-            token = torch.zeros(1, dtype=torch.uint8, device="cpu")
-            peers = range(1, self.world_size)
-            sends = [Message(peer, token, _TOKEN_TAG) for peer in peers]
-            for handle, peer in zip(self.transport.post([], sends), peers, strict=True):
-                self._wait(handle, peer)
+            self._exchange_tokens(range(1, self.world_size), are_sent=True)
 
     def hear(self, key: str, parse: Callable[[Any], Any] = lambda value: value) -> Any:
         """Wait for a note of rank 0, and read it."""
         if not self.transport.ordered:
-            token = torch.zeros(1, dtype=torch.uint8, device="cpu")
-            (handle,) = self.transport.post([Message(0, token, _TOKEN_TAG)], [])
-            self._wait(handle, 0)
+            self._exchange_tokens([0], are_sent=False)
         elif not wait_for_keys(self.store, [key], self._deadline):
             raise self._late(0)
         return read_json(self.store, key, parse)
 
-    def _wait(self, handle: Handle, peer: int) -> None:
-        try:
-            self.transport.wait(handle, self.left_s)
-        except CollectiveTimeoutError as error:
-            raise self._late(peer) from error
+    def _exchange_tokens(self, peers: Sequence[int], *, are_sent: bool) -> None:
+        token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        tokens = [Message(peer, token, _TOKEN_TAG) for peer in peers]
+        handles = self.transport.post(*(([], tokens) if are_sent else (tokens, [])))
+        for handle, peer in zip(handles, peers, strict=True):
+            try:
+                self.transport.wait(handle, self.left_s)
+            except CollectiveTimeoutError as error:
+                raise self._late(peer) from error
 
     def _late(self, peer: int) -> CollectiveTimeoutError:
         waited = f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer}"
@@ -163,12 +161,10 @@ def agree(
 
 @lru_cache(maxsize=64)  # groups with equal tables have one, so that a choice is made once
 def _table(text: str, *, announces: bool) -> Table:
-    """The table in a text."""
     return replace(Table.from_json(parse_json("table", text)), announces=announces)
 
 
 def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
-    """Follow the decision of rank 0."""
     error, is_of_rules, hosts, forced, text = notes.hear("decision", _Decision._make)
     if error:
         raise (RulesError if is_of_rules else TuningFileError)(f"rank 0: {error}")

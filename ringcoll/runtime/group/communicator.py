@@ -58,7 +58,7 @@ from ringcoll.runtime.watch import (
 from ringcoll.schedules.cost import Table
 
 _EXIT_S = 10.0  # for operations that are pending when the process ends
-_NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
+_NO_MEMORY = "can't allocate memory"  # in torch's message; torch has no class for this error
 # An asynchronous call runs where it is made for so long; longer if no other core could run it
 # meanwhile.
 _MOMENT_S, _LONG_MOMENT_S = 0.0002, 0.01
@@ -77,7 +77,7 @@ Part = tuple[Operation | Turn, Sequence[Tensor]]
 
 @dataclass(slots=True)
 class Call:
-    """A call that is checked and ready; whoever calls it runs it, any number of times.
+    """A call that is checked and ready; it can be called any number of times.
 
     Parameters
     ----------
@@ -143,8 +143,6 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """A call in the queue."""
-
     operation: Operation | Turn
     tensors: Sequence[Tensor]
     timeout_s: float
@@ -168,11 +166,9 @@ class GroupState(IntEnum):
     """Whether a group can run operations; a group never goes back to a lower state."""
 
     OPEN = 0
-    BROKEN = 1
-    """An operation has failed; `Communicator.broken` says why."""
+    BROKEN = 1  # an operation has failed; `Communicator.broken` says why
     CLOSED = 2
-    FOREIGN = 3
-    """This process was forked off, and its parent has the group."""
+    FOREIGN = 3  # this process was forked off, and its parent has the group
 
 
 class Communicator:
@@ -180,12 +176,10 @@ class Communicator:
 
     Parameters
     ----------
-    transport
-        Transport among the ranks of the group.
+    transport, timeout_s
+        Transport among the ranks, and default time limit of an operation, in seconds.
     store
         Store that all ranks see, and that nobody else uses.
-    timeout_s
-        Time limit, in seconds, of an operation without a time limit of its own.
     device
         Device of all tensors that may be sent; ``None`` for CPU tensors.
     lives
@@ -232,20 +226,19 @@ class Communicator:
         self._is_brief = False  # such a call runs
         # Ranks that are threads hear no signals; a rank without peers does not wait.
         self._may_hear = self.world_size > 1 and not transport.shares_process
-        self._gives_way = False  # whether what runs where it is made may go on in another thread
+        self._gives_way = False  # whether a call may go on in another thread than its caller's
         self._under_way: _UnderWay | None = None  # a call that goes on in another thread
         self.state = GroupState.OPEN
         self.broken: BaseException | None = None  # the failure that has broken the group
-        self._asked_to_meet = False
         _open_communicators[self] = None
-        self.token = token
-        if not (processes.is_told and token):
+        self._asked_to_meet, self.token = False, token
+        if not (processes.is_published and token):
             ask_store(store, timeout_s, partial(self._introduce, processes))
         if self.world_size > 1:
             flight_recorder.watch(self)
 
     def _introduce(self, processes: Lives) -> None:
-        if not processes.is_told:
+        if not processes.is_published:
             processes.tell()
         if self.world_size > 1 and not self.token:
             self.token = flight_recorder.token(self.store)
@@ -257,7 +250,7 @@ class Communicator:
         with self._remembering:
             self.operations.pop(key, None)
             self.operations[key] = operation
-            # Of an operation that has not run yet the plan comes later.
+            # An operation that has not run yet gets its plan later.
             nbytes = sum(known.nbytes for known in tuple(self.operations.values()))
             while nbytes > _MOST_REMEMBERED and len(self.operations) > 1:
                 nbytes -= self.operations.pop(next(iter(self.operations))).nbytes
@@ -272,22 +265,7 @@ class Communicator:
         following: Iterable[Part] = (),
         num_parts: int = 1,
     ) -> Work | None:
-        """Run an operation, or queue it; parameters as for `Call`.
-
-        Returns
-        -------
-        Work or None
-            The work, if ``async_op``; otherwise the call is complete on return.
-
-        Raises
-        ------
-        GroupBrokenError
-            An earlier operation failed, or the group was closed.
-        CaptureError
-            The operation cannot be captured in the CUDA graph that is being captured.
-        RingcollError
-            The operation failed.
-        """
+        """Run an operation, or queue it and return its work; parameters as for `Call`."""
         queue, serving = self._queue, self._queue.serving
         if _profiler._is_profiler_enabled or observers:  # draws until this function is left
             drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
@@ -359,7 +337,6 @@ class Communicator:
     def _check_left(
         self, error: BaseException, number: int, item: _Item | None, timeout_s: float
     ) -> None:
-        """End a call that has left off."""
         serving = self._queue.serving
         try:
             if number >= 0:
@@ -373,10 +350,7 @@ class Communicator:
                 item.work.ends_within(_JOIN_S)  # a thread may still be using the tensors
 
     def _break_off(self, error: BaseException, timeout_s: float) -> None:
-        """Break the group if an interrupt has come where it does not break the group by itself.
-
-        What the peers wait for will not come.
-        """
+        """Break the group after an interrupt: the messages that peers wait for will not come."""
         if self.state is GroupState.OPEN and not isinstance(error, RingcollError):
             try:
                 self._failed(error, timeout_s)
@@ -399,7 +373,6 @@ class Communicator:
         return _Item(operation, tensors, timeout_s, following, lane, work)
 
     def _begin(self, item: _Item) -> None:
-        """Run an asynchronous call where it is made, for a moment."""
         try:
             self._is_brief, self.transport.until_s = True, time.monotonic() + self._moment_s
             self._complete(item)
@@ -457,7 +430,7 @@ class Communicator:
     # --- running ----------------------------------------------------------------------------
 
     def _complete(self, item: _Item) -> None:
-        """Run a call of the queue; `Work.wait` raises its error, this function an interrupt."""
+        """Run a call of the queue: `Work.wait` raises its error, this function an interrupt."""
         error: BaseException | None = None
         try:
             if self.broken is not None:
@@ -476,7 +449,10 @@ class Communicator:
         except BaseException as raised:  # noqa: BLE001  # see above
             error = raised
             self._break_off(raised, item.timeout_s)
-        item.tensors, item.following = (), ()  # who waits may count on their memory being free
+        item.tensors, item.following = (
+            (),
+            (),
+        )  # a thread that waits may count on their memory being free
         interrupt = None
         if not isinstance(error, Exception | None):
             if threading.current_thread() not in self._queue.threads:
@@ -516,7 +492,6 @@ class Communicator:
     def _perform(
         self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
     ) -> None:
-        """Run an operation; see the module."""
         if operation.inference and not torch.is_inference_mode_enabled():
             with torch.inference_mode():  # the caller's mode, which holds for its thread only
                 self._perform(number, operation, tensors, timeout_s)
@@ -537,13 +512,15 @@ class Communicator:
             if operation.plan is None or not self._has_met:
                 self._resolve(operation, timeout_s)
             if self.transport.ordered or self._comparison.compares_each:
-                self._compare(operation, timeout_s)
+                assert operation.description is not None
+                is_capturing = self._lane is not None and self._lane.capturing
+                self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)
             if self._lane is not None and isinstance(operation, Operation):
                 self._lane.use(operation.memory_of(tensors))  # it may be dropped before it is read
                 operation.move(self._lane.key)
             binding = operation.binding(tensors, self.transport, self._workspace, self._is_crowded)
-            # It is made of all operations until now: where ranks have disagreed on one that took no
-            # waiting, the next message does not match.
+            # The history is made of all operations until now: if ranks have disagreed on an
+            # operation that took no waiting, the next message does not match.
             self._history = (self._history + operation.signature) * _SPREADS & 0x7FFFFFFF
             tag = (self._history ^ number) & 0x7FFFFFFF
             if tracer is not None:
@@ -582,7 +559,6 @@ class Communicator:
     def _go_on(
         self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
     ) -> None:
-        """Run the rest of the operation that is under way."""
         wait = self.progress.wait
         assert self._under_way is not None
         assert wait is not None
@@ -612,41 +588,28 @@ class Communicator:
 
     def begin(self) -> None:
         """Meet the other ranks before the first operation; all ranks call it."""
-        with self._watched(0, "the making of the group", self.timeout_s):
-            self._meet(self.timeout_s)
-
-    @contextlib.contextmanager
-    def _watched(self, number: int, name: str, timeout_s: float) -> Iterator[None]:
-        """Let the monitor look after a block in which ranks wait for each other."""
-        self.progress.current = number, Turn(name, lambda: None)
-        if not self.monitor.awake:
-            self.monitor.wake()
+        self.progress.current = 0, Turn("the making of the group", lambda: None)
+        self.monitor.wake()
         try:
-            yield
+            self._meet(self.timeout_s)
         except BaseException as error:  # noqa: BLE001  # it is raised
-            self._fail(error, timeout_s)
+            self._fail(error, self.timeout_s)
         finally:
             self.progress.end()
-
-    def _compare(self, operation: Operation | Turn, timeout_s: float) -> None:
-        """Compare a call with the others' before anything is sent."""
-        is_capturing = self._lane is not None and self._lane.capturing
-        assert operation.description is not None
-        self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)
 
     def _fail(self, error: BaseException, timeout_s: float) -> NoReturn:
         """Break the group after the failure that is being handled, and raise its cause."""
         try:
             raised = self._failed(error, timeout_s)
         except BaseException:
-            # It is a second interrupt: peers must not read on in this rank's memory.
+            # A second interrupt has come: peers must not read on in this rank's memory.
             self._break(error)
             raise
         if self.tracer is not None:
             self.tracer.failed(raised)
         if raised is error:
             raise error
-        raise raised from None  # what woke the wait is not the cause
+        raise raised from None  # the error that woke the wait is not the cause
 
     def _watch_stream(
         self,
@@ -662,11 +625,10 @@ class Communicator:
         if waits and not lane.capturing:
             self.progress.issued.append(Issued(number, operation, timeout_s, waits, lane))
             error = self.monitor.error or self.broken
-            if error is not None:  # whoever broke the group may not have seen the operation
+            if error is not None:  # the group may have broken before the operation was issued
                 raise _without_frames(error)
 
     def _meet(self, timeout_s: float) -> None:
-        """Meet the other ranks, and agree on costs and rules."""
         with self.progress.meeting():
             # A store in this process always answers, and a thread has its own current GPU.
             if self.device is not None or self.transport.shares_process:
@@ -679,7 +641,7 @@ class Communicator:
         transport, lives = self.transport, self.monitor.lives
         lives.look()  # so that processes are known, also when the store is gone
         transport.connect(timeout_s)
-        # Whatever broke the group meanwhile met no connections to break.
+        # A failure that broke the group meanwhile met no connections to break.
         if self.monitor.error is not None:
             raise _without_frames(self.monitor.error)
         if self.broken is not None:
@@ -708,7 +670,7 @@ class Communicator:
             error = _without_frames(self.monitor.explain(error, timeout_s))
             text = str(error)
         else:
-            # Peers wait for messages that will not come; messages in flight use the memory.
+            # Peers wait for messages that will not come, and messages in flight use the memory.
             text = self.monitor.report(error, timeout_s)
             is_lack = type(error) is RuntimeError and _NO_MEMORY in str(error)
             # To connect may need files and descriptors that the process cannot have.
@@ -720,7 +682,7 @@ class Communicator:
         return error
 
     def _give_up(self) -> None:
-        """Break the wait of the operation that runs, of which the monitor knows that it is in vain.
+        """Break the wait of the running operation, which is in vain, as the monitor knows.
 
         The host gets the error where it waits. If a stream waits, nobody may ever ask.
         """
@@ -781,7 +743,6 @@ class Communicator:
         self._queue.turn, self._queue.serving = threading.RLock(), threading.RLock()
 
     def _refuse(self) -> None:
-        """Raise the reason why nothing can run any more."""
         names = self.monitor.notices.names
         if self.state is GroupState.FOREIGN:
             raise GroupBrokenError(FORKED)
@@ -879,7 +840,7 @@ class Communicator:
         if self.state >= GroupState.CLOSED:
             return
         self.state = GroupState.CLOSED
-        # Of a broken group nobody takes part in what is queued: waiting for it is in vain.
+        # Nobody takes part in the queued operations of a broken group: to wait for them is in vain.
         if self.broken is not None or not self._queue.close(drain_s, running_s):
             self.broken = self.broken or GroupBrokenError(f"rank {self.rank}: the group was closed")
             self.transport.abort()
@@ -908,10 +869,9 @@ def in_use(storages: Container[int]) -> bool:
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """A copy of an error, to be kept: a traceback refers to the user's frames.
+    """A copy of an error, to be kept: a traceback refers to the user's frames, and so to the group.
 
-    In these frames is the group, which would live, with its threads and connections, as long as the
-    communicator, and the communicator as long as the group.
+    The group and the communicator would keep each other, with threads and connections, alive.
     """
     try:
         return copy(error)
@@ -930,8 +890,8 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _close_all() -> None:
-    # Of a program that an exception has ended, nobody waits for the operations that are pending.
-    # Python keeps the exception for debuggers; at a prompt it may be an old exception.
+    # Nobody waits for the pending operations of a program that an exception has ended. Python keeps
+    # the exception for debuggers; at a prompt it may be an old exception.
     is_lost = hasattr(sys, "last_type") and not hasattr(sys, "ps1")
     for communicator in tuple(_open_communicators):
         with contextlib.suppress(RingcollError, RuntimeError):

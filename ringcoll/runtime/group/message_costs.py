@@ -1,28 +1,28 @@
-"""What messages of a group cost, measured in some ten milliseconds.
+"""The costs of a group's messages, measured in some ten milliseconds.
 
-The measurement uses the messages of `ringcoll.runtime.transport.base.Transport` only. Rank 0 and
-the last rank send a short and a long message back and forth (alpha, beta), and several short
-messages in one step (overhead), while the others wait. Then every rank sends to another, all at
-once (crowded alpha, beta): long messages to the next rank; short ones to those 1, 2, 4, ...
-further, so that nobody is done before everybody has begun. (Where ranks share cores, those that
-send to the next one only run many rounds ahead while they have the core, and most rounds seem to
-take as long as if nobody shared it.) Every rank adds two vectors (gamma). The definition of alpha
-and beta by ping-pong is R. Hockney's. The messages are bound once, as those of a plan are, so that
-their costs are those of an operation. In the memory of a host a long message is too long for
-caches, as are the data of a program between two calls: by messages of 1 MiB, from 64 KiB on
-predictions were 0.5 to 0.6 of what was measured. On a busy machine an exchange now and then takes
-milliseconds longer. So the fastest exchange of two ranks counts, but the median exchange of all
-ranks: there, the fastest is an exchange whose message had come before the rank asked for it.
+The measurement uses the messages of `ringcoll.runtime.transport.base.Transport` only:
 
-Where a transport has two ways for a long message (`Transport.direct_from`), these two first send
-each other messages both ways, from 512 KiB down, and long ones whole and in slices
-(`Transport.slice_bytes`); rank 0 tells which was quicker. (With all ranks at once, ranks that share
-cores wait for each other at random.) The costs are those of that way.
+- Rank 0 and the last rank send a short and a long message back and forth (alpha and beta, as R.
+  Hockney defines them), and several short messages in one step (overhead). The others wait.
+- All ranks send at once (crowded alpha and beta): long messages to the next rank, short ones to the
+  ranks 1, 2, 4, ... further, so that no rank is done before all have begun. (Ranks that share a
+  core, and send to the next rank only, run many rounds ahead while they have the core.)
+- All ranks add two vectors (gamma).
 
-For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank
-does that reduces what has come. No message is read by the host then, which would take longer than
-the message. By itself a group measures over transports with tags only; NCCL is measured by
-``ringcoll tune``.
+Messages are bound once, as those of a plan are. A long message in the memory of a host is too long
+for caches, as are the data of a program between two calls: with messages of 1 MiB, predictions from
+64 KiB on were 0.5 to 0.6 of the measured times. On a busy machine an exchange now and then takes
+milliseconds longer. So the fastest exchange of two ranks counts; of all ranks the median exchange
+counts, as the message of the fastest exchange had come before the rank asked for it.
+
+Where a transport has two ways for a long message (`Transport.direct_from`), the two ranks first
+send each other messages both ways, from 512 KiB down, and long ones whole and in slices
+(`Transport.slice_bytes`). Rank 0 tells which way was quicker; the costs are those of that way. (If
+all ranks sent, ranks that share cores would wait for each other at random.)
+
+Costs of CUDA tensors are measured with CUDA tensors. Every step waits for the stream, as a rank
+that reduces a message does. The host reads no message, which would take longer than the message. A
+group measures by itself over transports with tags only; ``ringcoll tune`` measures NCCL.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ CPU = torch.device("cpu")
 
 
 class _Exchange:
-    """Messages of one rank during the measurement."""
-
     def __init__(
         self, transport: Transport, timeout_s: float, device: torch.device = CPU, long: int = _LONG
     ) -> None:
@@ -183,7 +181,7 @@ def _crowded_s(
 
 
 def _swap_s(exchange: _Exchange, nbytes: int, number: int = 1) -> float:
-    """Seconds in which two ranks send each other messages: each is as busy as in a collective."""
+    """Seconds of an exchange of two ranks, each of which is as busy as in a collective."""
     last = exchange.world_size - 1
     if exchange.rank not in (0, last):
         return 0.0
@@ -192,14 +190,13 @@ def _swap_s(exchange: _Exchange, nbytes: int, number: int = 1) -> float:
     swap, fresh = exchange.ready(*both), exchange.out[: number * nbytes].bitwise_not_
 
     def write_and_swap() -> None:
-        fresh()  # what is sent lies in the sender's cache, as a sum that was just made does
+        fresh()  # the message lies in the sender's cache, as a new sum does
         swap()
 
     return min(_times(exchange, [last], write_and_swap, _SWAPS))
 
 
 def _exchange_s(exchange: _Exchange) -> float:
-    """Seconds of a short message of each rank to all others."""
     transport = exchange.transport
     others = [peer for peer in range(transport.world_size) if peer != transport.rank]
     receives = [_messages([peer], exchange.into, _SHORT)[0] for peer in others]
@@ -239,8 +236,8 @@ def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
     sliced = [(whole_s / _CLEARLY, 0)]
     sliced += [(_swap_s(exchange, longest // by, by * _SLICED // longest), by) for by in _SLICES]
     if by := _agreed(exchange, min(sliced)[1]):
-        # What is not cut, as blocks whose lengths only two ranks know, may go in pieces as well.
-        # Where ranks share cores, each piece may wait for its turn.
+        # A message that is not cut, such as a block whose length only two ranks know, may go in
+        # pieces as well. Where ranks share cores, each piece may wait for its turn.
         direct_from = transport.direct_from
         transport.direct_from = sys.maxsize
         copied_s = _swap_s(exchange, _SLICED)
@@ -251,7 +248,6 @@ def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
 
 
 def _additions(device: torch.device, nbytes: int) -> list[float]:
-    """Seconds of additions of so many bytes to as many."""
     left, right = (torch.ones(nbytes // 4, dtype=torch.float32, device=device) for _ in range(2))
 
     def add() -> None:
@@ -282,29 +278,11 @@ def measure(
     cores: int | None = None,
     device: torch.device = CPU,
 ) -> Parameters:
-    """Measure what messages, bytes and additions cost; all ranks take part.
+    """Measure what messages, bytes and additions cost on a device; all ranks take part.
 
-    Parameters
-    ----------
-    transport
-        Connected transport without messages under way; for CPU tensors, with tags.
-    timeout_s
-        Time limit in seconds.
-    hosts, cores
-        Number of hosts, and number of the cores that the ranks of a host share.
-    device
-        Device of the tensors that are sent and added.
-
-    Returns
-    -------
-    costs
-        Costs as this rank has measured them. Only rank 0's costs count: rank 0 alone knows how long
-        a message takes between two ranks.
-
-    Raises
-    ------
-    CollectiveTimeoutError, PeerLostError
-        A rank did not take part.
+    The transport is connected, and has no messages under way; for CPU tensors it has tags. The
+    ranks of a host share its ``cores``. Only rank 0's costs count: rank 0 alone knows how long a
+    message takes between two ranks.
     """
     has_ways = transport.direct_from is not None and hosts == 1  # on all ranks, or on none
     exchange = _Exchange(transport, timeout_s, device, _LONG_IN_MEMORY if has_ways else _LONG)
@@ -320,7 +298,7 @@ def measure(
     several_s = _message_s(exchange, _SHORT, _MOST, _AT_ONCE)
     distances = [1 << power for power in range((exchange.world_size - 1).bit_length())]
     crowded_s = _crowded_s(exchange, distances, _SHORT, _MOST)
-    # Where ranks share cores, all at once tell better: two that wait for each other mostly sleep.
+    # Where ranks share cores, all ranks at once measure it better: two ranks mostly sleep.
     crowded_several_s = _crowded_s(exchange, distances, _SHORT, _MOST, _AT_ONCE)
     further_s = min(several_s - short_s, (crowded_several_s - crowded_s) / crowd)
     crowded_long_s = _crowded_s(exchange, [1], *long)

@@ -1,12 +1,12 @@
 """The queue of a group's operations: they run one at a time, in the order of their calls.
 
-So they share working memory (`Workspace`); a queued one is a `Work`.
+Operations share working memory (`Workspace`). An operation in the queue has a `Work`.
 
-`turn` is held while a call gets its place, `serving` by the thread that runs operations. A call
-with nothing before it runs in the caller's thread: a blocking one to its end, an asynchronous one
-for a moment, if the transport can wait for so long. Other operations, and what is left, wait in the
-queue. A thread of the queue's own serves it; so does whoever waits for a work, as handing over
-between threads costs more than a short operation.
+A thread holds `turn` while a call gets its place, and `serving` while it runs operations. A call
+with nothing before it runs in the caller's thread: a blocking call to its end, an asynchronous call
+for a moment, if the transport can wait for so long. Other operations wait in the queue, as does the
+rest of an asynchronous call. A thread of the queue serves it; so does a thread that waits for a
+work, as handing over between threads costs more than a short operation.
 
 *Signals.* Python calls a function for a signal in the main thread, between two steps of whatever
 that thread does. The function may raise an error, or call an operation of the same group. So an
@@ -16,8 +16,7 @@ locks are reentrant: a lock knows whether this thread has it, however the thread
 
 A thread that has run an operation with callbacks leaves the queue to another thread, runs the
 callbacks, and ends. So a callback may wait for other operations of the group. Each operation in the
-queue has a token; who takes a token runs an operation, unless others have run all, so that none is
-left.
+queue has a token; a thread that takes a token runs an operation, if one is left.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -52,15 +51,7 @@ from ringcoll.runtime.transport import Mark, future
 _MOMENT_S = 0.2  # for a thread that has completed a work, and is about to give the turn back
 
 
-class Queued(Protocol):
-    """An operation in a queue."""
-
-    @property
-    def work(self) -> Work:
-        """The operation's work."""
-
-
-Item = TypeVar("Item", bound=Queued)
+Item = TypeVar("Item", bound=Any)  # an operation, with its `work`
 
 
 class Queue(Generic[Item]):
@@ -96,14 +87,10 @@ class Queue(Generic[Item]):
     def help(self, work: Work) -> None:
         """Serve the queue in this thread until a work is complete, unless another thread does.
 
-        Raises
-        ------
-        GroupBrokenError
-            The process was forked off: its parent has the operations, and their threads.
-        NestedCallError
-            The thread is within an operation, which would have to be over first.
+        A thread that is within an operation gets `NestedCallError`: the operation would have to be
+        over first.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid:  # the parent has the operations, and their threads
             raise GroupBrokenError(FORKED)
         if self.is_within(sys._getframe()):
             raise NestedCallError(f"a wait {NESTED}")
@@ -144,9 +131,10 @@ class Queue(Generic[Item]):
     def _run_first(self) -> Work:
         """Run the first operation, if an interrupt has not come between its end and this call."""
         first = self.items[0]
-        if not first.work.done:
+        work: Work = first.work
+        if not work.done:
             self._run(first)
-        return first.work
+        return work
 
     def close(self, limit_s: float, running_s: float | None = None) -> bool:
         """End the threads when nothing waits any more; return whether all operations are over.

@@ -1,9 +1,9 @@
 """Ranks that a launcher has started already: they are adopted.
 
 torch.distributed finds the ranks of ``mpiexec`` or ``srun`` in the variables of ``torchrun``, which
-are set here. Where rank 0 is and on which port it listens, ``MASTER_ADDR`` and ``MASTER_PORT`` say
-if they are set. Otherwise the ranks of ``mpiexec`` ask MPI, and those of Slurm take the step's
-first node, and a port that follows from the numbers of the job and the step.
+are set here. ``MASTER_ADDR`` and ``MASTER_PORT`` stay if they are set. Otherwise the ranks of
+``mpiexec`` ask MPI where rank 0 listens, and those of Slurm take the step's first node, and a port
+that follows from the numbers of the job and the step.
 """
 
 from __future__ import annotations
@@ -30,14 +30,9 @@ _STEP = 101  # ports from one step of a job to the next
 def adopt_ranks() -> bool:
     """Whether this process is one of several ranks that a launcher has started.
 
-    If it is, ``RANK`` and the like are set.
-
-    Raises
-    ------
-    ArgumentError
-        A variable of the launcher is missing, or is no number of a rank.
-    MissingExtraError, TransportError
-        ``MASTER_ADDR`` is not set, and MPI cannot be asked.
+    If it is, ``RANK`` and the like are set. `ArgumentError` is raised if a variable of the launcher
+    is missing, or is no number of a rank; `MissingExtraError` or `TransportError` if
+    ``MASTER_ADDR`` is not set, and MPI cannot be asked.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return True
@@ -66,7 +61,6 @@ def _number(name: str) -> int:
 
 
 def _mpi_library() -> Any:
-    """mpi4py's ``MPI``, initialised."""
     try:
         library = import_module("mpi4py.MPI")
     except ImportError as error:

@@ -67,13 +67,7 @@ def pickled(value: object, pickler: Any = _Pickler) -> bytes:
     """Write a value for ``pickle.loads``, which shares no memory with the value.
 
     What torch 2.13 itself pickles of tensors of newer dtypes (uint16, float8) cannot be read back.
-
-    Parameters
-    ----------
-    value
-        Any value that can be pickled; it may hold tensors.
-    pickler
-        A class such as cloudpickle's ``Pickler``, for what only that can pickle.
+    ``pickler`` is a class such as cloudpickle's ``Pickler``, for values that only that can pickle.
     """
     table = {**pickler.dispatch_table, torch.UntypedStorage: _reduced}
     written = io.BytesIO()
@@ -469,7 +463,6 @@ def _main(
     connection: Connection,
     environment: dict[str, str],
 ) -> None:
-    """The program of a rank's process."""
     os.environ.clear()  # the variables of the process that it was forked from may be old
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the rank

@@ -1,14 +1,14 @@
-"""Watching: ranks find out who is alive and who waits for whom, and tell and show a failure.
+"""Watching: ranks find out which ranks live, and which wait for which, and tell a failure.
 
 ===================  ==========================================================
 `lives`              which ranks have ended, as far as that can be seen
-`notices`            what ranks tell through the store, the log, and torchrun's error file
-`diagnosis`          what this rank does, as a record; what is wrong, from it, notices and lives
+`notices`            notes of ranks in the store, in the log, and in torchrun's error file
+`diagnosis`          the record of this rank's operations; the cause of a failure
 `monitor`            looks around when a wait is long, breaks it, tells the cause; compares calls
-`phases`             what a step of training does, and for whom it waits, in the program's words
-`waits`              says who waits long for a message of the user's own
-`flight_recorder`    what the groups of a process do, for somebody who looks on from outside
-`flight_report`      how processes ask each other for it; the same of all ranks, in words
+`phases`             phases of a step of training, and its waits, in the program's words
+`waits`              says which rank waits long for a message of the user's own
+`flight_recorder`    the state of a process's groups, for a reader outside of the process
+`flight_report`      how processes ask each other for that state; all ranks' states in words
 ===================  ==========================================================
 """
 

@@ -5,8 +5,8 @@ The record has the operations that the rank has begun, and what it waits for.
 The thread that runs operations writes the record, and asks for nothing; the `Monitor` and the
 flight recorder read it from other threads. So an operation costs a few assignments only.
 
-An operation of a transport whose `wait` orders a stream is over for the thread that runs it long
-before its messages have come. It stays here, `Issued`, until the stream has come to its end.
+On a transport whose `wait` orders a stream, an operation is over for its thread long before its
+messages have come. The operation stays here, `Issued`, until the stream has come to its end.
 
 The diagnosis is the cause, from what this rank does and knows of the others. Nothing here waits,
 and nothing is published: the `Monitor` asks, and decides what to do with the answer.
@@ -85,38 +85,21 @@ class Issued(NamedTuple):
 
 
 class Progress:
-    """The operations of one rank of a group: the last, the one that runs, and those of streams.
-
-    Attributes
-    ----------
-    current
-        Number and operation of what the thread ``thread`` runs; ``None`` between operations.
-    wait
-        The message that it waits for.
-    last
-        The last operation that has begun.
-    meets
-        Whether the rank waits in the store, for all ranks.
-    issued
-        Operations that are enqueued on a stream; the monitor's thread takes away what is over.
-    barrier
-        The monitored barrier that the rank is in: number of calls before it, and its place.
-    num_barriers
-        Monitored barriers so far.
-    failed
-        What has broken the group.
-    """
+    """The operations of one rank of a group: the last, the one that runs, and those of streams."""
 
     def __init__(self) -> None:
+        # Number and operation of what `thread` runs, and the message that this thread waits for.
         self.current: tuple[int, Operation | Turn] | None = None
-        self.wait: Wait | None = None
         self.thread = 0
-        self.meets = False
+        self.wait: Wait | None = None
+        self.meets = False  # whether the rank waits in the store, for all ranks
+        # Operations of streams; the monitor's thread takes away the operations that are over.
         self.issued: deque[Issued] = deque()
+        # The monitored barrier that the rank is in: number of calls before it, and its place.
         self.barrier: tuple[int, str] | None = None
-        self.num_barriers = 0
-        self.failed: Running | None = None
-        self.last: tuple[int, Operation | Turn | None] = (-1, None)
+        self.num_barriers = 0  # so far
+        self.failed: Running | None = None  # the operation that has broken the group
+        self.last: tuple[int, Operation | Turn | None] = (-1, None)  # to begin
         # First ones of runs of the same operation: a root may be thousands of broadcasts ahead of
         # ranks that do something else. Only words: an operation has memory.
         self._runs: deque[tuple[int, Words | None]] = deque(maxlen=_REMEMBERED)
@@ -165,7 +148,7 @@ class Progress:
         self._runs.clear()
         self.last, self.failed = (-1, None), None
 
-    # --- who looks --------------------------------------------------------------------------
+    # --- threads that look ------------------------------------------------------------------
 
     def running(self) -> Running | None:
         """The operation that runs now, or that a stream has not finished."""
@@ -262,7 +245,7 @@ class Progress:
 
 
 _GRACE_S = 1.0  # for the last messages of a process that has ended
-_DOOM_S = 5.0  # for an operation to end of which a rank is dead that is not waited for
+_DEAD_RANK_S = 5.0  # for an operation to go on without a dead rank that is not waited for
 
 
 class Diagnosis:
@@ -323,7 +306,7 @@ class Diagnosis:
     def missed(self, running: Running) -> PeerLostError | None:
         """The loss of a rank that this rank waits for, and that comes to this operation no more."""
         if running.is_barrier:
-            return None  # it names itself who does not come
+            return None  # the barrier itself names the missing rank
         now, awaited, notices = time.monotonic(), running.peer, self._notices
         if awaited is not None:
             last = notices.last_of(awaited)
@@ -333,18 +316,18 @@ class Diagnosis:
         ended = self._lives.ended(awaited, 0)  # rank 0 may have had the store
         for peer in ended:
             dead_s = now - self._ended.setdefault(peer, now)
-            # It was done: its message may be in a group with that of another rank, or on a slow
-            # network.
+            # The peer was done: its message may be in a group with that of another rank, or on a
+            # slow network.
             last, is_far = notices.last_of(peer), peer in self._lives.elsewhere
             is_late = is_far and last is not None and last >= running.number
             if last is not None and (self._progress.issued or is_late):
                 continue
             is_awaited = self._progress.meets if awaited is None else awaited == peer
-            # It may have blocked the others, too: UCX's queues in shared memory wait for a sender
+            # The peer may have blocked the others: UCX's queues in shared memory wait for a sender
             # that was killed while it wrote.
             is_unknown = notices.is_gone or notices.is_silent
-            is_doom = last is None and not is_unknown and dead_s >= _DOOM_S
-            if (is_awaited and dead_s >= _GRACE_S) or is_doom:
+            blocks_others = last is None and not is_unknown and dead_s >= _DEAD_RANK_S
+            if (is_awaited and dead_s >= _GRACE_S) or blocks_others:
                 cause = self._cause(peer, ended)
                 assert cause is not None
                 return self._lost(cause, running)
@@ -406,8 +389,8 @@ class Diagnosis:
     def _cause(self, peer: int | None, ended: set[int]) -> int | None:
         """The rank whose end is the cause, where the message of a peer does not come.
 
-        Those that gave up because of it may have ended since. If the store has ended with rank 0,
-        they could not tell why.
+        Ranks that gave up because of it may have ended since. If the store has ended with rank 0,
+        these ranks could not tell why.
         """
         if self._notices.is_gone and 0 in ended:
             return 0

@@ -1,11 +1,11 @@
 """The flight recorder says, while a program hangs, what the groups of its process do.
 
 Problem: a program that hangs says nothing, and the rank at fault is seldom the rank that one looks
-at. All that there is to know is kept in any case: a `Monitor` has a group's last operations, and
-the message that is waited for. So nothing is added to an operation. A process that asks
-(``ringcoll dump``) makes a thread of this process read what is there; until then the thread sleeps
-in the kernel. The thread is there as long as a group of more than one rank is. A record is plain
-data, which `ringcoll.runtime.watch.flight_report` merges over the ranks.
+at. A `Monitor` keeps a group's last operations in any case, and the message that is waited for, so
+that the recorder adds nothing to an operation. A process that asks (``ringcoll dump``) makes a
+thread of this process read them; until then the thread sleeps in the kernel. The thread is there as
+long as a group of more than one rank is. A record is plain data, which
+`ringcoll.runtime.watch.flight_report` merges over the ranks.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def operations(monitor: Monitor, queued: Sequence[tuple[int, Operation | Turn]])
         "running": running
         and _running(running, monitor.rank, progress.meets or running.is_barrier),
         "queued": [_call(index, operation) for index, operation in queued[:_LAST]],
-        **monitor.lives.told(),
+        **monitor.lives.by_host(),
     }
 
 
@@ -176,7 +176,6 @@ def _running(running: Running, rank: int, meets: bool) -> dict[str, Any]:
 
 
 def _chunks(running: Running, rank: int) -> list[int]:
-    """The chunks of the message that is waited for."""
     plan, wait = running.operation.plan, running.wait
     if wait is None or not isinstance(plan, Plan):
         return []

@@ -34,11 +34,11 @@ from ringcoll.runtime.machine import process_state
 from ringcoll.runtime.process import start_thread
 
 SENDS = "sends and receives"
-"""What stands for the transport in a record of the user's own messages in a group."""
+"""The transport's name in a record of the user's own messages in a group."""
 FOREIGN = "belongs to another user"
 """Why `ask` does not believe a process."""
 
-_SLOW_S = 5.0  # for who asks, and then does not read
+_SLOW_S = 5.0  # for a process that asks, and then does not read
 _PAUSE_S = 1.0  # after a failure of the kernel, such as too many open files
 _CREDENTIALS = 12  # bytes: numbers of the process, its user and its group
 _STATES = {
@@ -84,13 +84,7 @@ def _fits(value: Any, shape: Any) -> bool:
 
 
 def read_record(text: str) -> Record:
-    """Read the record of a process.
-
-    Raises
-    ------
-    ArgumentError
-        The text is something else.
-    """
+    """Read the record of a process; `ArgumentError` if the text is something else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -125,12 +119,7 @@ def related(records: Iterable[Record], pids: Collection[int]) -> tuple[list[Reco
 def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -> list[str]:
     """Say in lines what the ranks of each group do, the most suspicious first.
 
-    Parameters
-    ----------
-    records
-        Records of processes.
-    silent
-        Why processes of which there is no record did not answer.
+    ``silent`` says why processes of which there is no record did not answer.
     """
     groups: dict[str, dict[int, tuple[Record, Record]]] = defaultdict(dict)
     for record in records:
@@ -140,7 +129,11 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
     states = {name: _state(members) for name, members in groups.items()}
     names = sorted(groups, key=states.__getitem__, reverse=True)
     # Every group may have messages of the user's own: they are told if somebody waits for one.
-    names = [name for name in names if any(states[name]) or not _has_sends(groups[name])] or names
+    has_sends = {
+        name: any(group["transport"] == SENDS for _, group in members.values())
+        for name, members in groups.items()
+    }
+    names = [name for name in names if any(states[name]) or not has_sends[name]] or names
     numbers = {name: number for number, name in enumerate(names, 1)}
     is_quiet = not any(map(any, states.values()))
     lines = []
@@ -157,10 +150,6 @@ def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -
             merged = _merged(groups[name], records, silent or {}, numbers)
             lines += [f"  {text}" for text in merged]
     return lines
-
-
-def _has_sends(members: Members) -> bool:
-    return any(group["transport"] == SENDS for _, group in members.values())
 
 
 def _named(group: Record) -> Record:
@@ -190,7 +179,6 @@ def _merged(
     silent: Mapping[int, str],
     numbers: Mapping[str, int],
 ) -> list[str]:
-    """The ranks of a group in words."""
     waiting = defaultdict(list)
     for rank, (_, group) in sorted(members.items()):
         if group["running"] and group["failure"] is None:
@@ -267,7 +255,6 @@ def _code(record: Record, rank: int, group: Record, numbers: Mapping[str, int]) 
 def _absent(
     rank: int, members: Members, records: Sequence[Record], silent: Mapping[int, str]
 ) -> tuple[float, str]:
-    """A rank that has no record of the group."""
     groups = [group for _, group in members.values()]
     pid = next((pids for group in groups if (pids := group["pids"].get(str(rank)))), None)
     if pid is None:
@@ -282,8 +269,7 @@ def _absent(
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    names = [f"rank {rank}" for rank in ranks]
-    return f"{names[0]} waits" if len(names) == 1 else f"{', '.join(names)} wait"
+    return f"{', '.join(f'rank {rank}' for rank in ranks)} {'wait' if len(ranks) > 1 else 'waits'}"
 
 
 def _disagreement(members: Members) -> list[str]:
@@ -310,7 +296,6 @@ def _prefix() -> str:
 
 
 def _other_end(connection: socket.socket) -> tuple[int, int]:
-    """Process and user of the other end of a connection."""
     numbers = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS)
     pid, user, _ = memoryview(numbers).cast("i")
     return pid, user
@@ -367,12 +352,12 @@ class Answering:
     def _text(self) -> str:
         try:
             return self._answer()
-        except Exception as error:  # noqa: BLE001  # told to who asks
+        except Exception as error:  # noqa: BLE001  # the asking process gets it
             return f"{type(error).__name__}: {error}"
 
 
 def answering() -> list[int]:
-    """The processes that answer, of all users; who is asked says whose they are."""
+    """The processes that answer, of all users; `ask` finds out which are this user's."""
     try:
         names = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")
         pids = re.findall(rf" @{re.escape(_prefix())}(\d{{1,9}})$", names, re.MULTILINE)
@@ -382,13 +367,7 @@ def answering() -> list[int]:
 
 
 def ask(pids: Iterable[int], limit_s: float) -> tuple[dict[int, str], dict[int, str]]:
-    """Ask processes, all at once.
-
-    Returns
-    -------
-    tuple
-        The answers, and the reasons of those that did not answer, by process.
-    """
+    """Ask processes, all at once; their answers, and the reasons of those that did not answer."""
     deadline = time.monotonic() + limit_s
     answers: dict[int, str] = {}
     silent: dict[int, str] = {}

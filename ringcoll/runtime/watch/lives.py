@@ -6,8 +6,8 @@ can be looked at. A process is known by its number and the time of its start, as
 away again; in another time name space than its own by its number alone, as its clock is another
 there. To those of other hosts there are lines (`ringcoll.runtime.rendezvous.lines`).
 
-Of a rank that has not told its process, as it has not made a call yet, torch's own group may know:
-gloo's connection to it ends with it, and a receive then fails at once.
+A rank that has made no call yet has not told its process. torch's own group may know that it has
+ended: gloo's connection to it ends with it, and a receive then fails at once.
 """
 
 from __future__ import annotations
@@ -101,15 +101,15 @@ class Lives:
     """The processes of a group's ranks, each of which calls `tell`.
 
     ``processes`` are those of other ranks on this host, and ``elsewhere`` those on other hosts,
-    as they have been seen; ``is_told`` says whether `tell` was called.
+    as they have been seen.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self.store, self.is_told, self._is_gone = store, False, False
+        self.store, self.is_published, self._is_gone = store, False, False
         self._unknown = set(range(world_size)) - {rank}
-        # Those of other hosts to which there are lines, whoever is waited for: in large groups the
-        # ranks at distances that are powers of two, with which most algorithms exchange messages.
+        # Ranks to which there are lines if they are on other hosts: in large groups the ranks at
+        # distances that are powers of two, with which most algorithms exchange messages.
         steps = [1 << step for step in range((world_size - 1).bit_length())]
         if world_size <= _SMALL:
             steps = [*range(world_size)]
@@ -128,7 +128,7 @@ class Lives:
         with contextlib.suppress(OSError):  # there is no way any more
             host = own_address(store_host(self.store))
         own = Process.own(host)
-        self.is_told = True
+        self.is_published = True
         tell(self.store, self.rank, own)
         if own.address is not None:
             self._learn(self._near)
@@ -161,7 +161,7 @@ class Lives:
                     self._cut.add(peer)
         return self._cut
 
-    def told(self) -> dict[str, Any]:
+    def by_host(self) -> dict[str, Any]:
         """The ranks on this host and elsewhere, for the flight report."""
         pids = {str(rank): process.pid for rank, process in self.processes.items()}
         return {"pids": pids, "elsewhere": sorted(self.elsewhere)}

@@ -1,14 +1,13 @@
-"""Reports of the ranks of a group to each other when something takes too long.
+"""The monitor of a rank finds out why an operation takes too long, and tells the other ranks.
 
 Problem: a rank that waits for a message cannot see why the message does not come. The monitor is a
-thread that wakes up when an operation has been waiting for a while. The monitor publishes through
-the store what this rank is doing (`ringcoll.runtime.watch.diagnosis`,
-`ringcoll.runtime.watch.notices`), reads what the others are doing, and breaks the wait when two
-ranks disagree or a rank has given up (`ringcoll.runtime.watch.diagnosis`). In normal operation
-nothing is published.
+thread that wakes up when an operation has been waiting for a while. It publishes through the store
+what this rank is doing (`ringcoll.runtime.watch.notices`), reads what the others are doing, and
+breaks the wait when two ranks disagree or a rank has given up
+(`ringcoll.runtime.watch.diagnosis`). In normal operation nothing is published.
 
-Nothing else than the monitor ends a wait of a stream: so the monitor keeps the time limits of
-`Issued` operations, too. An operation's time counts from when the operations before it are over.
+Only the monitor ends a wait of a stream. So it keeps the time limits of `Issued` operations, too.
+An operation's time counts from when the operations before it are over.
 
 `CallComparison` compares calls through the store, before anything is sent: on transports whose
 messages have no tags to tell calls apart each kind of call once; on all transports each call, if
@@ -23,7 +22,6 @@ import time
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
-from typing import Any
 
 import torch.distributed as dist
 
@@ -49,23 +47,18 @@ _BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends 
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
 _STAY_S = 1.0  # with the store, for ranks that wait; they look after `_PATIENCE_S`
 _END_S = 5.0  # for a last look, and what it may break
-_TOLD = 64  # operations that a rank tells the others
+_PUBLISHED = 64  # operations that a rank tells the others
 _MOST_KNOWN = 4096  # kinds of calls that are remembered as compared
 
 
 class WatchState(Enum):
     """The states of a monitor's thread; `Monitor.state` says when it is in which of them."""
 
-    ASLEEP = auto()
-    """No operation runs: the thread waits until one begins."""
-    RUNNING = auto()
-    """An operation runs, for no longer than healthy ones do: nothing is done."""
-    LATE = auto()
-    """It takes longer: again and again the rank tells where it is, and looks at the others."""
-    NOTED = auto()
-    """As `LATE`, and the log says for whom the rank waits."""
-    OVER = auto()
-    """The group is closed or broken: the thread ends."""
+    ASLEEP = auto()  # no operation runs: the thread waits until one begins
+    RUNNING = auto()  # an operation runs, for no longer than healthy ones do: nothing is done
+    LATE = auto()  # it takes longer: the rank publishes where it is, and looks at the others
+    NOTED = auto()  # as `LATE`, and the log says for which ranks the rank waits
+    OVER = auto()  # the group is closed or broken: the thread ends
 
 
 class Monitor:
@@ -111,7 +104,7 @@ class Monitor:
             self.notices.patience_s = patience_s(limit_s)
             self._publish(None)
             self.notices.leave(self.progress.last[0])
-            # Of a rooted operation a rank may wait for nobody, and others still for the rank.
+            # In a rooted operation, others may wait for a rank that waits for nobody.
             last = self.progress.last[1]
             is_rooted = last is not None and last.name in CONTRACTS and contract(last.name).rooted
             if is_rooted and is_served_here(self.notices.store):
@@ -184,10 +177,6 @@ class Monitor:
         self.error = failure
         self.notices.tell_verdict(self.diagnosis.verdict_of(failure))
 
-    def _tell(self, verdict: dict[str, Any]) -> None:
-        with self._lock:
-            self.notices.tell_verdict(verdict)
-
     def report(self, error: BaseException, limit_s: float) -> str:
         """Publish the error of this rank, which no other rank has caused; return it in words."""
         text = f"{self.notices.names.of(self.rank)} failed with {described(error)}"
@@ -195,7 +184,8 @@ class Monitor:
         if running is not None:
             text += f", in {running._replace(wait=None).where(self.notices.names.group)}"
         self.notices.patience_s = patience_s(limit_s)
-        self._tell({"kind": "lost", "peer": self.rank, "text": text})
+        with self._lock:
+            self.notices.tell_verdict({"kind": "lost", "peer": self.rank, "text": text})
         return str(error) if isinstance(error, RingcollError) else text
 
     def mismatch(self, call: str, peer: int, other: str, site: str) -> RingcollError:
@@ -204,7 +194,8 @@ class Monitor:
         assert running is not None
         place = f" at {site}" * bool(site)
         verdict = self.diagnosis.difference(running.number, call, peer, other, place)
-        self._tell(verdict)
+        with self._lock:
+            self.notices.tell_verdict(verdict)
         return self.diagnosis.from_verdict(verdict)
 
     # --- the monitor's own thread -----------------------------------------------------------
@@ -220,7 +211,6 @@ class Monitor:
         return WatchState.NOTED if runs_s > self._notice_s else WatchState.LATE
 
     def _watch(self) -> None:
-        """Look at the rank again and again, and do what its state asks for."""
         operation, since, state = None, 0.0, WatchState.ASLEEP
         while True:
             self._wake.wait()
@@ -247,7 +237,6 @@ class Monitor:
             self._stop.wait(_POLL_S)
 
     def _sleep(self) -> None:
-        """Let the next look wait for `wake`."""
         self._wake.clear()
         self.awake = False
         # Meanwhile an operation may have begun, and seen the flag still set, or `close`
@@ -281,7 +270,7 @@ class Monitor:
         progress = self.progress
         calls = {
             number: (operation.description, operation.lengths, progress.place(number))
-            for number, operation in progress.recent(_TOLD)
+            for number, operation in progress.recent(_PUBLISHED)
             if operation.description is not None
         }
         waits, barrier = None, progress.barrier
@@ -301,7 +290,6 @@ class Monitor:
             self.on_break()
 
     def _say_it_waits(self) -> None:
-        """Say for which ranks this rank waits, and where."""
         running = self.progress.running()
         if running is None:
             return
@@ -327,15 +315,7 @@ class CallComparison:
         self._count = 0
 
     def compare(self, description: str, timeout_s: float, *, capturing: bool) -> None:
-        """Compare a call with those of all other ranks: each kind once, or each for debugging.
-
-        Raises
-        ------
-        MismatchError
-            A rank has called something else.
-        PeerLostError, CollectiveTimeoutError
-            A rank did not come.
-        """
+        """Compare a call with those of all other ranks: each kind once, or each for debugging."""
         is_detailed = self.compares_each or dist.get_debug_level() == dist.DebugLevel.DETAIL
         if description in self.known and (capturing or not is_detailed):
             return
@@ -350,7 +330,6 @@ class CallComparison:
             ask_store(self._store, timeout_s, compare)
 
     def _with_others(self, description: str, site: str, timeout_s: float) -> None:
-        """Compare a call with those that the others write into the store."""
         rank, monitor = self._monitor.rank, self._monitor
         keys = [f"call/{self._count}/{peer}" for peer in range(monitor.world_size)]
         self._store.set(keys[rank], f"{description}\n{site}")

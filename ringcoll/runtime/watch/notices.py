@@ -1,4 +1,4 @@
-"""Notices: a rank tells the other ranks, and the user, when something takes too long or fails.
+"""Notices: a rank tells the other ranks, and the user, that something takes too long or fails.
 
 `Notices` are keys of the group's store, which ranks write only then:
 
@@ -11,8 +11,8 @@ key                value
 ``left/RANK``      number of the last operation of a rank that has closed the group, or -1
 =================  ==========================================================================
 
-What cannot be read is as if nobody had written it. A store that is gone is
-asked no more, as torch tells each try at length; one whose host is stopped, not before it answers.
+A value that cannot be read counts as missing. A store that is gone is asked no more, as torch logs
+each try at length; a store whose host is stopped is asked again when it has answered.
 
 `announce` tells the user of a failure at once. A program may look at an asynchronous operation late
 or never, and torch's ``DistributedDataParallel`` raises the error with other words around it.
@@ -65,9 +65,8 @@ Answer = TypeVar("Answer")
 
 def kind_of(error: RingcollError) -> str:
     """The kind of a failure, as a verdict has it."""
-    return next(
-        (kind for kind, error_type in FAILURES.items() if type(error) is error_type), "lost"
-    )
+    kinds: dict[type, str] = {error_type: kind for kind, error_type in FAILURES.items()}
+    return kinds.get(type(error), "lost")
 
 
 def patience_s(limit_s: float) -> float:
@@ -97,14 +96,14 @@ class Names:
     def translated(self, text: str) -> str:
         """The words of a transport, which knows the group's own ranks only."""
         names = {f"rank {rank}": f"rank {member}" for rank, member in enumerate(self.members)}
-        return re.sub(r"\brank \d+\b", lambda found: names.get(found[0], found[0]), text)
+        return re.sub(r"\brank \d+\b", lambda match: names.get(match[0], match[0]), text)
 
 
 class Notices:
     """The keys of a group's store, as a rank reads and writes them; nobody else uses the store.
 
-    ``patience_s`` is how long an answer of the store is waited for. What the store does not answer
-    is ``None``, as what nobody has written.
+    ``patience_s`` is the time limit of an answer of the store, in seconds. Without an answer a
+    value is ``None``, like a value that nobody has written.
     """
 
     def __init__(self, store: dist.Store, rank: int) -> None:
@@ -178,31 +177,25 @@ class Notices:
         return None
 
 
-def _verdict(told: Any) -> dict[str, Any]:
-    """A verdict, from JSON."""
-    kind = told["kind"]
+def _verdict(notice: Any) -> dict[str, Any]:
+    kind = notice["kind"]
     if kind != "mismatch":
-        peer = told["peer"]
-        return {
-            "kind": FAILURES[kind] and kind,
-            "peer": None if peer is None else int(peer),
-            "text": str(told["text"]),
-        }
-    calls = {int(rank): (str(call), str(place)) for rank, call, place in told["calls"]}
-    (one, _), (other, _) = calls.values()
-    if one == other:
+        peer = None if notice["peer"] is None else int(notice["peer"])
+        return {"kind": FAILURES[kind] and kind, "peer": peer, "text": str(notice["text"])}
+    calls = {int(rank): (str(call), str(place)) for rank, call, place in notice["calls"]}
+    (first, _), (second, _) = calls.values()
+    if first == second:
         raise ValueError("the calls are the same")
     rows = [[rank, *call] for rank, call in calls.items()]
-    return {"kind": kind, "calls": rows, "number": int(told["number"])}
+    return {"kind": kind, "calls": rows, "number": int(notice["number"])}
 
 
-def _state(told: Any) -> dict[str, Any]:
-    """What a rank tells of itself, from JSON."""
+def _state(notice: Any) -> dict[str, Any]:
     calls = {}
-    for number, (call, lengths, site) in dict(told["calls"]).items():
+    for number, (call, lengths, site) in dict(notice["calls"]).items():
         numels = {int(block): int(numel) for block, numel in dict(lengths or {}).items()}
         calls[int(number)] = str(call), numels, str(site)
-    waits, barrier = told["waits"], told["barrier"]
+    waits, barrier = notice["waits"], notice["barrier"]
     if waits is not None:
         awaited, peer = waits
         waits = int(awaited), int(peer)
@@ -215,13 +208,8 @@ def _state(told: Any) -> dict[str, Any]:
 def announce(text: str, *, is_raised: bool) -> None:
     """Tell the failure that has broken a group in one line, as an error of the log ``ringcoll``.
 
-    Parameters
-    ----------
-    text
-        The failure, with the ranks and the operation.
-    is_raised
-        Whether the failure is about to be raised in the thread that made the call. It needs no line
-        then, except under ``torchrun``, whose error file gets the line, too, if it is empty.
+    A failure that ``is_raised`` in the thread that made the call needs no line, except under
+    ``torchrun``, whose error file gets the line, too, if it is empty.
     """
     file = error_file()
     if is_raised and file is None:
@@ -268,14 +256,7 @@ def monitored_barrier(
 
     Rank 0 looks for the keys of all ranks, and publishes the result; it names all missing ranks if
     ``wait_all_ranks``, otherwise the first. ``number``, that of the barrier, is the same on all
-    ranks. ``given_up`` says whether the wait is in vain.
-
-    Raises
-    ------
-    CollectiveTimeoutError
-        Some rank did not come.
-    PeerLostError
-        ``given_up`` has returned ``True``.
+    ranks. ``given_up`` says whether the wait is in vain, and raises `PeerLostError` then.
     """
 
     def appear(key: str, deadline: float) -> bool:

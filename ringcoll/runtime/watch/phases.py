@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -151,19 +151,7 @@ class PhaseLog:
             span.peak_nbytes = max(peak, span.peak_nbytes or 0)
 
 
-class _Nothing(AbstractContextManager[Awaited]):
-    """The empty context: what is said about it is forgotten."""
-
-    awaited = Awaited(None)
-
-    def __enter__(self) -> Awaited:
-        return self.awaited
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-_nothing = _Nothing()
+_UNRECORDED = nullcontext(Awaited(None))
 
 
 def phase(name: str, **about: int) -> AbstractContextManager[object]:
@@ -182,7 +170,7 @@ def phase(name: str, **about: int) -> AbstractContextManager[object]:
     ...     pass
     """
     log = _thread.log
-    return _nothing if log is None else log.phase(name, about)
+    return _UNRECORDED if log is None else log.phase(name, about)
 
 
 def waiting(peer: int | None, group: Any = None) -> AbstractContextManager[Awaited]:
@@ -198,4 +186,4 @@ def waiting(peer: int | None, group: Any = None) -> AbstractContextManager[Await
         A process group of torch; for other groups ``None``.
     """
     log = _thread.log
-    return _nothing if log is None else log.waiting(Awaited(peer), group)
+    return _UNRECORDED if log is None else log.waiting(Awaited(peer), group)

@@ -176,7 +176,7 @@ class PointToPoint:
             "operations": [last] * bool(self.num_started),
             "running": running,
             "queued": [],
-            **self._lives.told(),
+            **self._lives.by_host(),
         }
 
     def memory_of(self, tensor: Tensor, *, is_receive: bool) -> Tensor:
