@@ -21,7 +21,7 @@ Trivance a rank meets both neighbours at once, by 1, 3, 9, ...::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import partial
 
@@ -105,6 +105,23 @@ def all_reduce_by(rank: int, rounds: Rounds) -> Program:
     """The reduce-scatter and the all-gather of a pattern."""
     yield from reduce_scatter_phase(rank, rounds, out, out(rank))
     yield from all_gather_phase(rank, rounds, out(rank))
+
+
+Halves = tuple[int, range, range]
+"""A peer of a round, and the chunks that a rank keeps and sends in it."""
+
+
+def halve_and_double(rounds: Iterable[Halves], place: Callable[[int], Ref]) -> Program:
+    """All-reduce with one peer a round; chunks are in ``place(chunk)`` at first."""
+    met = [*rounds]
+    for peer, kept, sent in met:
+        yield Step(
+            send(peer, *map(place, sent)),
+            recv_reduce(peer, tuple(map(out, kept)), tuple(map(place, kept)), final=len(kept) == 1),
+        )
+        place = out
+    for peer, had, missing in reversed(met):
+        yield Step(send(peer, *map(out, had)), recv(peer, *map(out, missing)))
 
 
 def exchange_vectors(rank: int, rounds: Rounds) -> Program:

@@ -40,6 +40,8 @@ from ringcoll.schedules.ir.steps import (
     Ref,
     Send,
     Step,
+    copy,
+    inp,
     out,
 )
 
@@ -77,6 +79,13 @@ def renumber(
 
     for step in program:
         yield Step(*(operation.mapped(ref, peer) for operation in step))
+
+
+def with_copy(program: Program, *chunks: int, on: bool = True) -> Program:
+    """Let a rank copy chunks of its input to its output in the first step, if ``on`` says so."""
+    if on:
+        yield Step(*(copy(out(chunk), inp(chunk)) for chunk in chunks), *next(program))
+    yield from program
 
 
 def in_place(

@@ -122,38 +122,37 @@ def _all(ref: Callable[[Ref], Ref], refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send the chunks, as one message, to ``peer``."""
-
+class _Message:
     peer: int
     refs: tuple[Ref, ...]
+
+    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Self:
+        return type(self)(peer(self.peer), _all(ref, self.refs))
+
+
+class Send(_Message):
+    """Send the chunks, as one message, to ``peer``."""
+
+    __slots__ = ()
     writes: ClassVar[tuple[Ref, ...]] = ()
 
     @property
     def reads(self) -> tuple[Ref, ...]:
         return self.refs
 
-    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Send:
-        return Send(peer(self.peer), _all(ref, self.refs))
-
     def __str__(self) -> str:
         return f"send {_refs(self.refs)} to {self.peer}"
 
 
-@dataclass(frozen=True, slots=True)
-class Recv:
+class Recv(_Message):
     """Receive one message from ``peer`` into the chunks."""
 
-    peer: int
-    refs: tuple[Ref, ...]
+    __slots__ = ()
     reads: ClassVar[tuple[Ref, ...]] = ()
 
     @property
     def writes(self) -> tuple[Ref, ...]:
         return self.refs
-
-    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Recv:
-        return Recv(peer(self.peer), _all(ref, self.refs))
 
     def __str__(self) -> str:
         return f"recv {_refs(self.refs)} from {self.peer}"
