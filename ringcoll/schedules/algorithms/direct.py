@@ -21,6 +21,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 
+from ringcoll.schedules.algorithms.binomial import broadcast_phase, gather_phase, scatter_phase
 from ringcoll.schedules.algorithms.registry import Cost, register, share_of_others
 from ringcoll.schedules.ir import (
     OperandOrder,
@@ -36,6 +37,7 @@ from ringcoll.schedules.ir import (
     reduce,
     send,
     tmp,
+    with_copy,
 )
 
 
@@ -179,11 +181,8 @@ def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
     step  rank 0        rank 1  rank 2
        0  =0 >1:0 >2:0  <0:0    <0:0
     """
-    if rank != root:
-        yield Step(recv(root, out(0)))
-        return
-    peers = ((rank + step) % world_size for step in range(1, world_size))
-    yield Step(copy(out(0), inp(0)), *(send(peer, inp(0)) for peer in peers))
+    steps = broadcast_phase(rank, world_size, root, inp(0), radix=world_size)
+    return with_copy(steps, 0, on=rank == root)
 
 
 @_at_once("reduce", "direct", cost=_WHOLE_VECTORS)
@@ -216,13 +215,8 @@ def linear_gather(rank: int, world_size: int, root: int) -> Program:
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3
     """
-    if rank != root:
-        yield Step(send(root, inp(rank)))
-        return
-    yield Step(
-        copy(out(root), inp(root)),
-        *(recv(peer, out(peer)) for peer in range(world_size) if peer != root),
-    )
+    steps = gather_phase(rank, world_size, root, inp(rank), tmp, radix=world_size)
+    return with_copy(steps, root, on=rank == root)
 
 
 @register("scatter", "linear", chunks=lambda k: k, cost=Cost(lambda k: 1, share_of_others))
@@ -236,13 +230,8 @@ def linear_scatter(rank: int, world_size: int, root: int) -> Program:
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 >1:1 >2:2 >3:3  <0:1    <0:2    <0:3
     """
-    if rank != root:
-        yield Step(recv(root, out(rank)))
-        return
-    yield Step(
-        copy(out(root), inp(root)),
-        *(send(peer, inp(peer)) for peer in range(world_size) if peer != root),
-    )
+    steps = scatter_phase(rank, world_size, root, tmp, radix=world_size)
+    return with_copy(steps, root, on=rank == root)
 
 
 @register(
@@ -291,11 +280,9 @@ def pairwise_all_to_all(rank: int, world_size: int) -> Program:
        0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5
        1  >2:2 <1:3     >0:3 <2:7     >1:7 <0:2
     """
-    own = rank * world_size + rank
-    for step in range(1, world_size):
-        dst, src = (rank + step) % world_size, (rank - step) % world_size
-        yield Step(
-            *((copy(out(own), inp(own)),) if step == 1 else ()),
-            send(dst, inp(rank * world_size + dst)),
-            recv(src, out(src * world_size + rank)),
-        )
+    peers = (((rank + far) % world_size, (rank - far) % world_size) for far in range(1, world_size))
+    steps = (
+        Step(send(dst, inp(rank * world_size + dst)), recv(src, out(src * world_size + rank)))
+        for dst, src in peers
+    )
+    return with_copy(steps, rank * world_size + rank)

@@ -22,8 +22,8 @@ from ringcoll.schedules.algorithms.hierarchical import run_on
 from ringcoll.schedules.algorithms.registry import (
     Cost,
     Parameter,
+    built_in_entry,
     on_hosts,
-    own,
     register,
     rounds_to_reach_all,
 )
@@ -67,5 +67,8 @@ def generalized_all_reduce(rank: int, world_size: int, saved: int) -> Program:
        1  >2:0 +2:0!  >3:1 +3:1!  >0:0 +0:0!  >1:1 +1:1!
        2  >1:0 <1:1   >0:1 <0:0   >3:0 <3:1   >2:1 <2:0
     """
-    inside, across = own("all_reduce", "circulant"), own("all_reduce", "recursive_doubling")
+    inside, across = (
+        built_in_entry("all_reduce", "circulant"),
+        built_in_entry("all_reduce", "recursive_doubling"),
+    )
     return run_on(rank, on_hosts(world_size, 1 << saved), inside, across)

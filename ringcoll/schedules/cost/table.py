@@ -232,7 +232,7 @@ class _Reader:
             conditions[name] = numbers
         return Rule(
             collective=collective,
-            nbytes=self.sizes(fields[1]),
+            nbytes=Range() if fields[1].text == EVERY else self.range(fields[1]),
             algorithm=algorithm,
             segment_bytes=segment_bytes,
             world_size=conditions.get("k", Range(1)),
@@ -269,31 +269,24 @@ class _Reader:
         name, *rest = span.split("=")
         if name.text not in ("k", "hosts") or len(rest) != 1:
             raise self.fail("a condition is k=4, k=2-8, hosts=1 or the like", span)
-        first, last = self.ends(rest[0])
-        if first < 1:
+        numbers = self.range(rest[0], with_last=True)
+        if numbers.first < 1:
             raise self.fail("there is at least one", rest[0])
-        return name.text, self.range(first, None if last is None else last + 1, rest[0])
+        return name.text, numbers
 
-    def sizes(self, span: _Span) -> Range:
-        if span.text == EVERY:
-            return Range()
-        first, end = self.ends(span)
-        return self.range(first, end if "-" in span.text else first + 1, span)
-
-    def range(self, first: int, end: int | None, span: _Span) -> Range:
-        if end is not None and end <= first:
-            raise self.fail("the range is empty", span)
-        return Range(first, end)
-
-    def ends(self, span: _Span) -> tuple[int, int | None]:
-        """The two numbers of a range; twice the same for a single one."""
+    def range(self, span: _Span, *, with_last: bool = False) -> Range:
         first, *rest = span.split("-")
         if len(rest) > 1:
             raise self.fail("a range has two ends", span)
         low = self.size(first or span)
         if not rest:
-            return low, low
-        return low, None if rest[0].text == _INF else self.size(rest[0] or span)
+            return Range(low, low + 1)
+        if rest[0].text == _INF:
+            return Range(low)
+        end = self.size(rest[0] or span) + with_last
+        if end <= low:
+            raise self.fail("the range is empty", span)
+        return Range(low, end)
 
     def size(self, span: _Span) -> int:
         match = _SIZE.fullmatch(span.text)

@@ -168,7 +168,7 @@ class Opening:
     """The place where an all-reduce falls into two parts."""
 
     first_steps: int
-    """Number of steps of the first part."""
+    """Steps of the first part."""
     completed: tuple[tuple[int, ...], ...]
     """Chunks that each rank has completed by then, in their order."""
 
@@ -183,16 +183,9 @@ def step_count(schedule: Schedule) -> int:
 def opening_of(schedule: Schedule) -> Opening:
     """Find the place where an all-reduce falls into two parts.
 
-    Raises
-    ------
-    ScheduleError
-        A rank passes on a chunk before all chunks are complete, or completes it outside of the
-        output.
-    TooLargeError
-        The schedule is too large.
+    A `ScheduleError` says which rank passes on a chunk before all chunks are complete, or completes
+    a chunk outside of the output.
 
-    Examples
-    --------
     >>> from ringcoll.schedules.algorithms import schedule_of
     >>> opening_of(schedule_of("all_reduce", "ring", 3))
     Opening(first_steps=2, completed=((0,), (1,), (2,)))

@@ -56,7 +56,7 @@ _OTHERS, _OTHERS_TWICE = _part(1, -1), _part(2, -2)
 
 
 def _least(sent: _Share, received: _Share, reduced: _Share = _NOTHING) -> _Amounts:
-    """What the busiest rank has to send, to receive and to reduce, if it is not alone."""
+    """The amounts that the busiest rank has to send, receive and reduce; 0 on a single rank."""
 
     def amounts(world_size: int) -> tuple[Fraction, Fraction, Fraction]:
         if world_size == 1:
@@ -144,11 +144,6 @@ class Contract:
     def can_be_cut(self) -> bool:
         """Whether data can be cut into segments that all ranks know."""
         return self.common_lengths and not self.at_least_once
-
-    @property
-    def aliasings(self) -> tuple[bool, ...]:
-        """The values of ``in_place`` for which a schedule has to be right."""
-        return (False, True) if self.in_place else (False,)
 
     def chunks_per_block(self, num_chunks: int, world_size: int) -> int:
         """Chunks that a schedule cuts each block into.

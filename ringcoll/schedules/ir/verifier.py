@@ -23,6 +23,7 @@ allocation where they can.
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -37,7 +38,6 @@ from ringcoll.schedules.ir.drawing import grid
 from ringcoll.schedules.ir.steps import (
     Buffer,
     Copy,
-    Operation,
     Program,
     Recv,
     RecvReduce,
@@ -54,9 +54,9 @@ _GLOBAL_STEPS = (
     "steps are global: all ranks count the same steps, and a rank that waits yields an empty Step()"
 )
 _END = Step()  # known by identity
-_DRAWN = 16  # ranks up to which a grid without a mark can be read
-_DRAWN_STEPS = 1 << 12  # that a grid has at least, of a program with so many
-_OFTEN = 10**6  # contributions of a rank that are not counted one by one any more
+_DRAWN_WORLD = 16  # ranks up to which a grid without a mark can be read
+_LEAST_DRAWN_STEPS = 1 << 12  # that a grid has at least, of a program with so many
+_MANY = 10**6  # contributions of a rank that are not counted one by one any more
 
 Order = tuple[int | str, ...]
 """An order of reduction in postfix: ``(0, 1, "+", 2, "+")`` is (x0 + x1) + x2."""
@@ -134,7 +134,7 @@ class _Symbols:
 
     def describe(self, value: int) -> str:
         """Contributions in words, for an error message."""
-        counts: dict[int, int] = {}
+        counts = Counter[int]()
         # Operands have lower numbers. The order itself may be 2**n long after n steps.
         uses = {value: 1}
         for number in range(value, -1, -1):
@@ -143,12 +143,12 @@ class _Symbols:
                 continue
             left, right = self._left[number], self._right[number]
             if left < 0:
-                counts[right] = counts.get(right, 0) + times
+                counts[right] += times
             else:
-                uses[left] = min(_OFTEN, uses.get(left, 0) + times)
-                uses[right] = min(_OFTEN, uses.get(right, 0) + times)
+                uses[left] = min(_MANY, uses.get(left, 0) + times)
+                uses[right] = min(_MANY, uses.get(right, 0) + times)
         ranks = ", ".join(
-            f"{rank}" if times == 1 else f"{rank} ({'many' if times >= _OFTEN else times} times)"
+            f"{rank}" if times == 1 else f"{rank} ({'many' if times >= _MANY else times} times)"
             for rank, times in sorted(counts.items())
         )
         return f"chunk {self.chunk[value]} from ranks {ranks}"
@@ -324,7 +324,7 @@ class _Verifier:
 
     def drawable(self, rank: int, world_size: int) -> Program:
         """The steps of a rank, as they are written, up to a fault of its program."""
-        most = max(_DRAWN_STEPS, 2 * self.step)  # the program may have no end
+        most = max(_LEAST_DRAWN_STEPS, 2 * self.step)  # the program may have no end
         with suppress(Exception):
             steps = islice(self.schedule.program(rank), most)
             yield from takewhile(lambda step: isinstance(step, Step), steps)
@@ -465,9 +465,9 @@ class _Verifier:
     def mark_staged(self, rank: int, step: Step, written: dict[int, int]) -> None:
         """Note a step that reads a place that it writes, also if input and output share memory."""
         shared = self.shared[rank] if self.rules.in_place else ()
-
         for operation in step:
-            for ref, target in _reads(operation):
+            updated = operation.into if type(operation) is RecvReduce else ()
+            for ref, target in zip_longest(operation.reads, updated):
                 place = self.place(rank, ref)
                 if ref.buffer is Buffer.INPUT and ref.chunk in shared:
                     place += self.num_chunks  # where the output of that chunk is
@@ -621,7 +621,7 @@ class _Verifier:
         written[place] = value
 
     def held(self) -> Held:
-        """What each rank has of each chunk: see `history`."""
+        """The chunks of each rank, and the ranks that have contributed to them: see `history`."""
         symbols = self.symbols
         every = range(self.schedule.world_size)
         held: list[dict[int, frozenset[int]]] = []
@@ -701,27 +701,12 @@ class _Verifier:
                     f"the cost of {schedule.collective} {schedule.algorithm} on {world_size} "
                     f"ranks: {name} is stated as {other} and counted as {number}; correct the "
                     "stated cost, or leave it out to have it counted",
-                    grid=grid(self.drawable, world_size) if world_size <= _DRAWN else "",
+                    grid=grid(self.drawable, world_size) if world_size <= _DRAWN_WORLD else "",
                 )
 
 
 _Mail = dict[tuple[int, int], list[tuple[Send, list[int]]]]
 """Messages under way in a step, by (source, target), with their values."""
-
-
-def _reads(operation: Operation) -> Iterator[tuple[Ref, Ref | None]]:
-    """The places that an operation reads, each with the place that it may update in place."""
-    match operation:
-        case Send():
-            yield from ((ref, None) for ref in operation.refs)
-        case Copy():
-            yield operation.source, None
-        case Reduce():
-            yield from ((ref, None) for ref in operation.sources)
-        case RecvReduce():
-            yield from zip(operation.local, operation.into, strict=True)
-        case Recv():
-            pass
 
 
 def verify(schedule: Written) -> Proof:
@@ -761,17 +746,7 @@ def verify(schedule: Written) -> Proof:
 
 
 def finals_of(schedule: Written) -> frozenset[tuple[int, int, int]]:
-    """Find the reductions that complete a chunk and leave it to the library to say so.
-
-    Returns
-    -------
-    frozenset of (rank, step, index in the step)
-
-    Raises
-    ------
-    VerificationError
-        The schedule does not keep its contract.
-    """
+    """The rank, step and index of reductions that complete a chunk without stating it."""
     check_work(schedule)
     with without_collection():
         verifier = _Verifier(schedule, in_place=False)
