@@ -118,8 +118,8 @@ def gather_phase(
 ) -> Program:
     """Gather block r of each rank r, kept in ``own``, to the root's output.
 
-    ``kept`` says where the other ranks keep what they pass on, from (index,
-    block); the indices start at 0.
+    ``kept`` says where the other ranks keep the blocks that they pass on, from
+    (index, block); the indices start at 0.
     """
     node = _Node(rank, world_size, root, radix)
 
@@ -147,7 +147,7 @@ def scatter_phase(
 ) -> Program:
     """Scatter the blocks of the root's input: block r to the output of each rank r.
 
-    ``kept`` says where a rank keeps what it passes on, from (index, block).
+    ``kept`` says where a rank keeps the blocks that it passes on, from (index, block).
     """
     node = _Node(rank, world_size, root, radix)
 

@@ -9,8 +9,8 @@ round the farther half of the window goes to the rank whose own block that half 
     round 1   2   goes to rank 2   0 1             half of 3 is 2
     round 2   1   goes to rank 1   0
 
-Every rank does the same, so that what a rank keeps is added to as it shrinks. The all-gather is the
-same backwards. Operands are added in another order than that of the ranks.
+Every rank does the same: other ranks add to the window of a rank while it shrinks. The all-gather
+is the same backwards. Operands are added in another order than that of the ranks.
 
 Source: J. L. Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms", arXiv
 2410.14234.

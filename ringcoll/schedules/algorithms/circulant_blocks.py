@@ -105,7 +105,7 @@ def received(v: int, k: int) -> list[int]:
 
 
 def sent(v: int, k: int) -> list[int]:
-    """The blocks that a rank sends in ceil(lg k) rounds: what the ranks receive that it sends to.
+    """The blocks that a rank sends in ceil(lg k) rounds, as its receivers receive them.
 
     >>> sent(0, 5), sent(3, 5)
     ([0, 1, 2], [-1, -1, -2])

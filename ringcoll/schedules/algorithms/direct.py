@@ -42,7 +42,7 @@ from ringcoll.schedules.ir import (
 
 
 def _fold(rank: int, world_size: int, chunk: int) -> Step:
-    """Reduce what all ranks sent, and the own share, in rank order."""
+    """Reduce the shares of all ranks, in rank order."""
 
     def share(source: int) -> Ref:
         return inp(chunk) if source == rank else tmp(source, chunk)
@@ -112,7 +112,7 @@ def linear_all_reduce(rank: int, world_size: int) -> Program:
     """Linear all-reduce: rank 0 adds up all vectors in rank order, and sends everyone the sum.
 
     Two steps; rank 0 receives and sends k - 1 times the vector. It is the reference for all others:
-    what one process would compute that had all vectors.
+    one process that had all vectors would compute the same.
 
     >>> from ringcoll.schedules.ir import grid
     >>> print(grid(linear_all_reduce, 3))

@@ -103,27 +103,26 @@ def _rounds(k: int) -> int:
 def _folded(
     rank: int,
     fold: Fold,
-    exchanges: Program,
-    *,
-    rounds: int,
+    exchanges: tuple[Program, int],
     first: Operation,
     handed: Iterable[Ref],
     result: Iterable[Ref],
 ) -> Program:
-    """The steps of a rank: its exchanges, if it acts, and what pairs do before and after them.
+    """The steps of a rank: exchanges, and their number, between the steps of the pairs.
 
-    A rank that sits out hands over ``handed``, and gets ``result``. The rank that acts for it does
+    A rank that sits out sends ``handed``, and gets ``result``. The rank that acts for it does
     ``first``, and sends ``result``.
     """
+    steps, num_steps = exchanges
     if fold.sits_out(rank):
         yield Step(send(rank + 1, *handed))
-        yield from repeat(Step(), rounds)
+        yield from repeat(Step(), num_steps)
         yield Step(recv(rank + 1, *result))
         return
     acts_for_two = fold.acts_for(rank)
     if fold.extra:
         yield Step(first) if acts_for_two else Step()
-    yield from exchanges
+    yield from steps
     if fold.extra:
         yield Step(send(rank - 1, *result)) if acts_for_two else Step()
 
@@ -159,15 +158,8 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
             yield Step(send(peer, held), recv_reduce(peer, out(0), held, final=last))
             held = out(0)
 
-    return _folded(
-        rank,
-        fold,
-        exchanges(),
-        rounds=fold.rounds,
-        first=recv_reduce(rank - 1, out(0), inp(0), final=False),
-        handed=[inp(0)],
-        result=[out(0)],
-    )
+    first = recv_reduce(rank - 1, out(0), inp(0), final=False)
+    return _folded(rank, fold, (exchanges(), fold.rounds), first, [inp(0)], [out(0)])
 
 
 def _rabenseifner_reduced(k: int) -> Fraction:
@@ -217,15 +209,9 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
             kept, sent = (lower, upper) if rank < peer else (upper, lower)
             yield peer, kept, sent
 
-    return _folded(
-        rank,
-        fold,
-        halve_and_double(halves(), out if fold.acts_for(rank) else inp),
-        rounds=2 * fold.rounds,
-        first=recv_reduce(rank - 1, outputs, inputs, final=False),
-        handed=inputs,
-        result=outputs,
-    )
+    exchanges = halve_and_double(halves(), out if fold.acts_for(rank) else inp)
+    first = recv_reduce(rank - 1, outputs, inputs, final=False)
+    return _folded(rank, fold, (exchanges, 2 * fold.rounds), first, inputs, outputs)
 
 
 def _blocks(k: int) -> Fraction:
@@ -284,15 +270,9 @@ def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
             )
             place = kept_in
 
-    return _folded(
-        rank,
-        fold,
-        exchanges(),
-        rounds=fold.rounds,
-        first=recv_reduce(rank - 1, tuple(map(kept_in, blocks)), inputs, final=False),
-        handed=inputs,
-        result=[out(rank) if fold.sits_out(rank) else kept_in(rank - 1)],
-    )
+    first = recv_reduce(rank - 1, tuple(map(kept_in, blocks)), inputs, final=False)
+    result = out(rank) if fold.sits_out(rank) else kept_in(rank - 1)
+    return _folded(rank, fold, (exchanges(), fold.rounds), first, inputs, [result])
 
 
 @register("all_gather", "recursive_doubling", chunks=lambda k: k, cost=Cost(_rounds, _blocks))
@@ -323,13 +303,7 @@ def recursive_doubling_all_gather(rank: int, world_size: int) -> Program:
             )
             place = out
 
-    steps = _folded(
-        rank,
-        fold,
-        exchanges(),
-        rounds=fold.rounds,
-        first=recv(rank - 1, out(rank - 1)),
-        handed=[inp(rank)],
-        result=(out(block) for block in range(world_size) if block != sits_out),
-    )
+    others = (out(block) for block in range(world_size) if block != sits_out)
+    first = recv(rank - 1, out(rank - 1))
+    steps = _folded(rank, fold, (exchanges(), fold.rounds), first, [inp(rank)], others)
     return with_copy(steps, rank)

@@ -101,7 +101,7 @@ def powers_below(base: int, k: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Formulas of the literature for what an algorithm costs, from the world size or the hosts.
+    """Formulas of the literature for the cost of an algorithm, from the world size or the hosts.
 
     Parameters
     ----------

@@ -391,12 +391,12 @@ def dominates(first: Counts, second: Counts) -> bool:
 
 
 def dominators(costs: Mapping[str, Counts]) -> dict[str, tuple[str, ...]]:
-    """Find the algorithms that dominate each algorithm: the Pareto front is what none dominates.
+    """Find the algorithms that dominate each algorithm; those without any are the Pareto front.
 
-    Rounds, traffic and reduced data pull in different directions, and what they cost depends on the
+    Rounds, traffic and reduced data pull in different directions, and their price depends on the
     machine and on the size of the data. An algorithm *dominates* another if it costs no more in
-    each of the three, and less in at least one: then it is the faster of the two wherever alpha,
-    beta and gamma are what counts.
+    each of the three, and less in at least one: then it is the faster of the two wherever only
+    alpha, beta and gamma count.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ _SEGMENTS = tuple(1 << power for power in range(11))
 """Numbers of segments that are tried. Up to 1024: a segment of 64 MiB is then 64 KiB."""
 # Bytes of data up to which, and from which on, each byte costs the same.
 _CACHED, _UNCACHED = 1 << 21, 1 << 25
-_LARGEST_COST_S = 1e100  # what is computed of larger costs may be no finite float any more
+_LARGEST_COST_S = 1e100  # times that are computed from larger costs may be no finite floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,7 @@ class _Profile:
 
 
 def _means(schedule: Schedule, tally: Tally) -> _Means:
-    """The work of a rank, on average; what is packed counts twice."""
+    """The average work of a rank."""
     world_size = schedule.world_size
     amounts = (
         sum(tally.sent),

@@ -1,7 +1,7 @@
 """Rules that say which algorithm to use, and the table of costs and rules that all ranks share.
 
-Problem: a person who has measured, or a file of measurements, says in one line of text which
-algorithm runs when; and an error message points at the place of a typing error. The order of the
+Problem: a person with measurements, or a file of them, says in one line of text which algorithm
+runs when; and an error message points at the place of a typing error. The order of the
 fields is that of the score strings of UCC ("Unified Collective Communication",
 https://github.com/openucx/ucc)::
 
@@ -96,7 +96,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule; its ``str`` is what `parse_rules` reads.
+    """One rule; `parse_rules` reads its ``str``.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Rule:
     nbytes
         Sizes of the whole data, the vector or all blocks of a rank, in bytes.
     segment_bytes
-        Size of a segment; ``None`` for what suits the algorithm.
+        Size of a segment; ``None`` for the size that suits the algorithm.
     world_size, hosts
         Numbers of ranks and of hosts.
 
@@ -349,13 +349,13 @@ class Fitted:
     def check(self, hosts: tuple[int, ...]) -> None:
         """Refuse a fit for other ranks or hosts, or of another version, by a `TuningFileError`."""
         layout = numbered(hosts)
-        for what, own, here in (
+        for fact, own, here in (
             ("version of ringcoll", self.version, __version__),
             ("number of ranks", self.world_size, len(hosts)),
             ("layout of ranks on hosts", self.hosts or layout, layout),
         ):
             if own != here:
-                raise TuningFileError(f"the fit is for another {what}: expected {here}, got {own}")
+                raise TuningFileError(f"the fit is for another {fact}: expected {here}, got {own}")
 
     def to_json(self) -> dict[str, Any]:
         """The values that `from_json` reads."""
@@ -412,7 +412,7 @@ def numbered(hosts: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def digest_of(schedule: Schedule) -> str:
-    """A hash of what a schedule does, by whatever name."""
+    """A hash of the steps of a schedule, whatever its name is."""
     text = replace(schedule, algorithm="fitted").to_text()
     return sha256(text.encode()).hexdigest()[:16]
 
@@ -455,7 +455,7 @@ class Table:
 
     @property
     def origin(self) -> str:
-        """Where the costs come from, and with what tensors they were measured, in words."""
+        """The origin of the costs, and the tensors with which they were measured, in words."""
         if self.source == BUILT_IN:
             return self.source
         measured = f"measured with {self.device.upper()} tensors"

@@ -12,7 +12,7 @@ host, an all-reduce between the hosts and an all-gather inside each host::
 An all-reduce itself falls into two parts: until it has completed its chunks, and from there on.
 Between them each chunk is complete on some ranks: on one after a ring, on the root of a tree, on
 all after recursive doubling. There the results of several groups can be combined, by any other
-all-reduce, and the second part passes on what comes out. The parts are found by the reductions that
+all-reduce, and the second part passes on the results. The parts are found by the reductions that
 are marked `final`::
 
     ring, rank 0 of 3   >1:2 +2:1 | >1:1 +2:0! | >1:0 <2:2 | >1:2 <2:1
@@ -211,7 +211,9 @@ def opening_of(schedule: Schedule) -> Opening:
         for ref in known:
             if ref.buffer is not Buffer.OUTPUT:
                 raise _refusal(schedule, rank, ref, "is not in the output")
-    return Opening(first_steps, tuple(tuple(sorted(ref.chunk for ref in it)) for it in completed))
+    return Opening(
+        first_steps, tuple(tuple(sorted(ref.chunk for ref in refs)) for refs in completed)
+    )
 
 
 def _refusal(schedule: Schedule, rank: int, ref: Ref, reason: str) -> ScheduleError:

@@ -103,7 +103,7 @@ class Contract:
         For a collective that reduces: how many ranks, from rank 0 on, contribute to the output of a
         rank; called with ``(rank, world_size)``. By default all do.
     phases
-        For a collective that reduces: what it is made of, as (collective that only moves, whether
+        For a collective that reduces: its parts, as (collective that only moves, whether
         backwards). Backwards, every message goes the other way, in the opposite order of steps.
     """
 

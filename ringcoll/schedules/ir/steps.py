@@ -325,7 +325,7 @@ class Shown:
 
 @dataclass(frozen=True, eq=False)
 class Written(Shown):
-    """The programs of all ranks as they are written: what a `Schedule` begins with.
+    """The programs of all ranks as they are written; a `Schedule` fills in the facts left out.
 
     Parameters are those of `ringcoll.schedules.ir.schedule.Schedule`. The name of the algorithm,
     which may come from a file, is made `printable`.

@@ -674,9 +674,7 @@ class _Verifier:
         self.check_cost(counts)
         return Proof(
             schedule=schedule,
-            rounds=counts.rounds,
-            traffic=counts.traffic,
-            reduced=counts.reduced,
+            **counts._asdict(),
             sent_mean=Fraction(sum(tally.sent), chunks * world_size),
             sent_max=Fraction(max(tally.sent), chunks),
             messages_mean=Fraction(sum(tally.sends), world_size),
