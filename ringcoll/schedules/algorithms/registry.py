@@ -50,9 +50,10 @@ from ringcoll.schedules.ir import (
 ALIASES = {"tree": "binomial_tree"}
 """Short names, understood wherever an algorithm is named."""
 
-_REGISTRY: dict[tuple[str, str], Algorithm] = {}
-_VARIANTS: dict[tuple[str, str], Callable[[int | None], Algorithm]] = {}
-_BUILT_IN: dict[tuple[str, str], Algorithm] = {}  # entries of the library, once it has them all
+# An algorithm from the value of its parameter; `None` is the default.
+_Variants = Callable[[int | None], "Algorithm"]
+_REGISTRY: dict[tuple[str, str], _Variants] = {}
+_BUILT_IN: dict[tuple[str, str], _Variants] = {}  # entries of the library, once it has them all
 revision = 0
 """A number that changes with the registry, for caches that depend on it."""
 
@@ -349,7 +350,7 @@ def seal() -> None:
 
 def built_in_entry(collective: str, name: str) -> Algorithm:
     """The library's entry of a name, whatever a program has registered under that name."""
-    return _BUILT_IN[collective, name]
+    return _BUILT_IN[collective, name](None)
 
 
 def _changed() -> None:
@@ -413,7 +414,8 @@ def register(
             )
             return mark_built_in(algorithm) if is_built_in else algorithm
 
-        _VARIANTS[key], _REGISTRY[key] = entry, entry(None)
+        entry(None)  # made here, as ranks may be threads, which would make several
+        _REGISTRY[key] = entry
         _changed()
         return program
 
@@ -429,8 +431,7 @@ def register_schedule(schedule: Schedule, name: str, origin: str = "a search") -
     entry, key = entry_of_schedule(schedule, origin), (schedule.collective, name)
     if key not in _REGISTRY:
         entry = replace(entry, name=name)
-        _VARIANTS[key] = lambda value: entry
-        _REGISTRY[key] = entry  # ranks may be threads, which put the same there
+        _REGISTRY[key] = lambda value: entry  # ranks may be threads, which put the same there
         _changed()
     return name
 
@@ -472,7 +473,7 @@ def unregister(collective: str, name: str) -> None:
     key = collective, entry_of(collective, name).name
     if key not in _REGISTRY:
         raise UnknownAlgorithmError(f"{name!r} has no entry for {collective}")
-    del _REGISTRY[key], _VARIANTS[key]
+    del _REGISTRY[key]
     _changed()
 
 
@@ -497,10 +498,11 @@ def algorithms(
         There is no such collective.
     """
     wanted = CONTRACTS if collective is None else {contract(collective).collective}
-    for key, registered in tuple(_REGISTRY.items()):
-        if registered.collective in wanted:
-            tried = registered.parameter.tried if variants and registered.parameter else ()
-            for entry in (registered, *(_VARIANTS[key](value) for value in tried)):
+    for (of_collective, _), entry_with in tuple(_REGISTRY.items()):
+        if of_collective in wanted:
+            parameter = entry_with(None).parameter
+            tried = parameter.tried if variants and parameter else ()
+            for entry in map(entry_with, (None, *tried)):
                 if world_size is None or not entry.restriction(world_size):
                     yield entry
 
@@ -515,9 +517,10 @@ def entry_of(collective: str, name: str) -> Algorithm:
         raise UnknownAlgorithmError(
             f"unknown algorithm {plain!r} for {collective}; known: {', '.join(known)}"
         )
+    entry = _REGISTRY[key](None)
     if not sign:
-        return _REGISTRY[key]
-    parameter = _REGISTRY[key].parameter
+        return entry
+    parameter = entry.parameter
     if parameter is None:
         raise UnknownAlgorithmError(f"{plain} {collective} has no parameter, got {name!r}")
     is_number = re.fullmatch("[0-9]{1,9}", value)
@@ -527,4 +530,4 @@ def entry_of(collective: str, name: str) -> Algorithm:
             f"{plain}={parameter.default(8)}, at least {parameter.least}, and at most "
             f"{LARGEST_WORLD}, got {name!r}"
         )
-    return _VARIANTS[key](int(value))
+    return _REGISTRY[key](int(value))

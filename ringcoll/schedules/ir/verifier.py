@@ -340,28 +340,22 @@ class _Verifier:
 
     def walk(self) -> Iterator[int]:
         """Do step after step; yield the number of each when it is done."""
-        programs: list[Program | None] = [
-            self.started(rank) for rank in range(self.schedule.world_size)
-        ]
+        programs = {rank: self.started(rank) for rank in range(self.schedule.world_size)}
         while True:
             steps: list[tuple[int, Step]] = []
-            running = False
-            for rank, program in enumerate(programs):
-                if program is None:
-                    continue
+            for rank, program in [*programs.items()]:
                 try:
                     step = next(program, _END)
                 except Exception as error:
                     raise self.fail(_in_words(error), rank) from error
                 if step is _END:
-                    programs[rank] = None
+                    del programs[rank]
                     continue
                 if not isinstance(step, Step):
                     raise self.fail(f"the program yielded {step!r}, which is not a Step", rank)
-                running = True
                 if step:
                     steps.append((rank, step))
-            if not running:
+            if not programs:
                 break
             if steps:
                 try:
@@ -390,17 +384,7 @@ class _Verifier:
         writes = [(rank, self.do_rank(rank, step, mail)) for rank, step in steps]
         for (source, target), letters in mail.items():
             if letters:
-                refs = letters[0][0].refs
-                number = self.other_step(source, target)
-                raise self.fail(
-                    "the message is never received"
-                    if number is None
-                    else f"the message is sent in step {self.step}, but received in step "
-                    f"{number}; {_GLOBAL_STEPS}",
-                    source,
-                    peer=target,
-                    chunk=refs[0].chunk if refs else None,
-                )
+                raise self.unmatched(source, target, letters[0][0].refs, is_sent=True)
         for rank, written in writes:
             self.memory[rank].update(written)
         self.symbols.end_step()
@@ -480,16 +464,7 @@ class _Verifier:
         self.check_peer(rank, peer)
         letters = mail.get((peer, rank))
         if not letters:
-            number = self.other_step(peer, rank)
-            raise self.fail(
-                "nothing is sent to match the receive"
-                if number is None
-                else f"the message is received in step {self.step}, but sent in step "
-                f"{number}; {_GLOBAL_STEPS}",
-                rank,
-                peer=peer,
-                chunk=into[0].chunk if into else None,
-            )
+            raise self.unmatched(peer, rank, into, is_sent=False)
         operation, values = letters.pop(0)
         sent, expected = [ref.chunk for ref in operation.refs], [ref.chunk for ref in into]
         if sent != expected:
@@ -502,8 +477,10 @@ class _Verifier:
             )
         return values
 
-    def other_step(self, source: int, target: int) -> int | None:
-        """The nearest step that has the missing end of a message between two ranks."""
+    def unmatched(
+        self, source: int, target: int, refs: tuple[Ref, ...], *, is_sent: bool
+    ) -> VerificationError:
+        """The error of a message with one end in this step, at its source or at its target."""
 
         def messages(rank: int, peer: int, *kinds: type) -> list[int]:
             return [
@@ -514,7 +491,17 @@ class _Verifier:
         ends = messages(source, target, Send), messages(target, source, Recv, RecvReduce)
         surplus = [sends - receives for sends, receives in zip_longest(*ends, fillvalue=0)]
         others = (step for step, more in enumerate(surplus) if more * surplus[self.step] < 0)
-        return min(others, key=lambda step: abs(step - self.step), default=None)
+        nearest = min(others, key=lambda step: abs(step - self.step), default=None)
+        rank, peer = (source, target) if is_sent else (target, source)
+        here, there = ("sent", "received") if is_sent else ("received", "sent")
+        if nearest is not None:
+            reason = f"the message is {here} in step {self.step}, but {there} in step {nearest}; "
+            reason += _GLOBAL_STEPS
+        elif is_sent:
+            reason = "the message is never received"
+        else:
+            reason = "nothing is sent to match the receive"
+        return self.fail(reason, rank, peer=peer, chunk=refs[0].chunk if refs else None)
 
     def check_peer(self, rank: int, peer: int) -> None:
         if type(peer) is not int or not 0 <= peer < self.schedule.world_size or peer == rank:
