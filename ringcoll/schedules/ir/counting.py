@@ -263,5 +263,5 @@ def _repeated_chunks(step: Step) -> int:
 def chunks_of_data(schedule: Written) -> int:
     """Chunks in the whole data: in the vector, or in all blocks of one rank."""
     rules, world_size = contract(schedule.collective), schedule.world_size
-    blocks = rules.blocks_of_rank(world_size)
-    return blocks * rules.chunks_per_block(schedule.num_chunks, world_size)
+    per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
+    return per_block * (world_size if rules.num_blocks(world_size) > 1 else 1)
