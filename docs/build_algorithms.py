@@ -321,7 +321,7 @@ def section(algorithm: Algorithm, rules: Contract) -> Iterator[str]:
     proof = verify(schedule)
     yield f"## {algorithm.collective}: {algorithm.name}"
     yield from as_markdown(program_doc)
-    if module.__name__.endswith(("binary_tree", "binomial")) and "knomial" not in algorithm.name:
+    if module.__name__.endswith(("binary_tree", "binomial")):
         yield "The tree:"
         yield from map(fenced, literal_blocks(module_doc))
     hosts = ", 2 on each of 2 hosts" if algorithm.needs_hosts else ""

@@ -1,4 +1,4 @@
-"""What is sent: schedules, their proof, and the choice between them. No torch, no I/O, no clock.
+"""Schedules, their proof, and the choice between them. No torch, no I/O, no clock.
 
 ============  ==========================================================
 `ir`          steps as data, contracts, composition, the verifier, the text form
@@ -6,7 +6,7 @@
 `cost`        counts, bounds, prediction, rules, the choice
 ============  ==========================================================
 
-Who writes an algorithm needs one import::
+A module with an algorithm needs one import::
 
     from ringcoll.schedules import Step, grid, inp, out, recv, recv_reduce, register, send, verify
 

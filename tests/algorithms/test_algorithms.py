@@ -20,6 +20,7 @@ from ringcoll.schedules import (
     Ref,
     Send,
     contract,
+    inp,
     primitives,
     verify,
 )
@@ -482,3 +483,17 @@ def test_both_directions_of_a_bidirectional_ring(world_size: int) -> None:
         for step in schedule.steps(rank):
             sent = {op.refs[0].chunk // world_size: op.peer for op in step if isinstance(op, Send)}
             assert sent == {0: (rank + 1) % world_size, 1: (rank - 1) % world_size}
+
+
+@pytest.mark.parametrize("world_size", [4, 5, 8, 13])
+@pytest.mark.parametrize("name", ["bruck", "circulant", "recursive_doubling"])
+def test_only_the_first_message_of_an_all_gather_is_read_from_the_input(
+    name: str, world_size: int
+) -> None:
+    """A message of places in two buffers would be copied before it is sent."""
+    schedule = schedule_of("all_gather", name, world_size)
+    for rank in range(world_size):
+        messages = [operation for step in schedule.steps(rank) for operation in step]
+        first, *later = [message for message in messages if isinstance(message, Send)]
+        assert first.refs == (inp(rank),) or name == "recursive_doubling"
+        assert all(ref.buffer is Buffer.OUTPUT for message in later for ref in message.refs)

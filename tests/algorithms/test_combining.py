@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedules import Proof, Schedule, Send, verify
 from ringcoll.schedules.algorithms import find, on_hosts, schedule_of
-from ringcoll.schedules.algorithms.bruck import digits_of
+from ringcoll.schedules.algorithms.combining import digits_of
 
 
 def proof_of(name: str, k: int) -> Proof:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringcoll.errors import UnknownAlgorithmError
 from ringcoll.schedules import verify
 from ringcoll.schedules.algorithms import find, schedule_of
-from ringcoll.schedules.algorithms.circulant import base_block, distances, received, sent
+from ringcoll.schedules.algorithms.circulant_blocks import base_block, distances, received, sent
 from ringcoll.schedules.cost import wavefront_counts
 
 # --- blocks -------------------------------------------------------------------------------

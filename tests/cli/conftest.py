@@ -77,7 +77,7 @@ def only_powers() -> Iterator[None]:
     )
     def only_powers(rank: int, world_size: int) -> Program:
         yield Step(copy(out(rank), inp(rank)))
-        yield from all_gather_phase(rank, world_size)
+        yield from all_gather_phase(rank, world_size, out(rank))
 
     yield
     unregister("all_gather", "only_powers")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ringcoll.errors import RulesError
 from ringcoll.schedules import CONTRACTS
 from ringcoll.schedules.algorithms import algorithms
-from ringcoll.schedules.cost.table import AUTO, EVERY, Range, Rule, in_text, parse_rules
+from ringcoll.schedules.cost.rules import AUTO, EVERY, Range, Rule, in_text, parse_rules
 
 
 def ranges(least: int) -> st.SearchStrategy[Range]:

@@ -37,9 +37,8 @@ from ringcoll.schedules import (
     unfinished,
     verify,
 )
-from ringcoll.schedules.algorithms import find, ring, schedule_of
-from ringcoll.schedules.algorithms.direct import direct_all_reduce
-from ringcoll.schedules.algorithms.recursive import recursive_doubling_all_reduce
+from ringcoll.schedules.algorithms import find, schedule_of
+from ringcoll.schedules.algorithms.ring import all_gather_phase, reduce_scatter_phase
 
 
 @cache
@@ -69,11 +68,11 @@ def hierarchical(rank: int, world_size: int, *, per_host: int = 3) -> Program:
     def across(peer: int) -> int:
         return peer * per_host + local
 
-    scatter = ring.reduce_scatter_phase(local, per_host, lambda chunk, step: out(chunk), out(local))
-    between = recursive_doubling_all_reduce(host, world_size // per_host)
+    scatter = reduce_scatter_phase(local, per_host, lambda chunk, step: out(chunk), out(local))
+    between = find("all_reduce", "recursive_doubling").program(host, world_size // per_host)
     yield from unfinished(renumber(scatter, peer=inside))
     yield from in_place(renumber(between, peer=across, chunk=lambda chunk: local))
-    yield from renumber(ring.all_gather_phase(local, per_host), peer=inside)
+    yield from renumber(all_gather_phase(local, per_host, out(local)), peer=inside)
 
 
 def schedule_by(program: Callable[[int], Program], world_size: int, num_chunks: int) -> Schedule:
@@ -95,7 +94,7 @@ def test_hierarchical_all_reduce_needs_one_completion() -> None:
 
     def marked_twice(rank: int) -> Program:
         host, local = divmod(rank, 3)
-        scatter = ring.reduce_scatter_phase(local, 3, lambda chunk, step: out(chunk), out(local))
+        scatter = reduce_scatter_phase(local, 3, lambda chunk, step: out(chunk), out(local))
         yield from renumber(scatter, peer=lambda peer: host * 3 + peer)
 
     with pytest.raises(VerificationError, match="is marked final") as caught:
@@ -109,7 +108,8 @@ def test_parallel_runs_side_by_side() -> None:
     def program(rank: int) -> Program:
         tree = find("all_reduce", "binomial_tree").program(rank, 5)
         return parallel(
-            ring.ring_all_reduce(rank, 5), renumber(tree, chunk=lambda chunk: chunk + 5)
+            find("all_reduce", "ring").program(rank, 5),
+            renumber(tree, chunk=lambda chunk: chunk + 5),
         )
 
     proof = verify(schedule_by(program, 5, 6))
@@ -120,7 +120,9 @@ def test_parallel_runs_side_by_side() -> None:
 
 def test_parallel_over_the_same_chunks_fails() -> None:
     def program(rank: int) -> Program:
-        return parallel(ring.ring_all_reduce(rank, 3), ring.ring_all_reduce(rank, 3))
+        return parallel(
+            find("all_reduce", "ring").program(rank, 3), find("all_reduce", "ring").program(rank, 3)
+        )
 
     with pytest.raises(VerificationError):
         verify(schedule_by(program, 3, 3))
@@ -143,7 +145,7 @@ def test_renumber_turns_a_ring() -> None:
 
 def test_renumber_moves_slots_and_nothing_else() -> None:
     def moved(rank: int) -> Program:
-        return renumber(direct_all_reduce(rank, 3), slot=lambda slot: slot + 4)
+        return renumber(find("all_reduce", "direct").program(rank, 3), slot=lambda slot: slot + 4)
 
     verify(Schedule("all_reduce", "moved", 3, 1, 7, moved))
     for step in moved(1):
@@ -153,7 +155,7 @@ def test_renumber_moves_slots_and_nothing_else() -> None:
 
 
 def test_in_place_and_unfinished_change_what_they_say() -> None:
-    before = list(ring.ring_all_gather(1, 3))
+    before = list(find("all_gather", "ring").program(1, 3))
     after = list(in_place(before))
     assert before[0][0] == copy(out(1), inp(1))  # which would be a copy of a place to itself
     assert after[0] == Step(send(2, out(1)), recv(0, out(0)))
@@ -161,7 +163,7 @@ def test_in_place_and_unfinished_change_what_they_say() -> None:
     elsewhere = list(in_place(before, source=inp, target=lambda chunk: tmp(chunk + 4, chunk)))
     assert elsewhere[0] == Step(copy(tmp(5, 1), inp(1)), send(2, inp(1)), recv(0, tmp(4, 0)))
     assert list(in_place(elsewhere, source=inp)) == elsewhere  # scratch memory stays where it is
-    joined = list(unfinished(ring.ring_reduce_scatter(1, 3)))
+    joined = list(unfinished(find("reduce_scatter", "ring").program(1, 3)))
     marks = [op.final for step in joined for op in step if isinstance(op, RecvReduce)]
     assert marks == [False, False]
     assert list(unfinished(joined)) == joined

@@ -385,7 +385,7 @@ def runs_right(schedule: Schedule, *, in_place: bool) -> bool:
 
 
 def right_where_run(schedule: Schedule) -> bool:
-    aliasings = contract(schedule.collective).aliasings
+    aliasings = {False, contract(schedule.collective).in_place}
     return all(runs_right(schedule, in_place=in_place) for in_place in aliasings)
 
 

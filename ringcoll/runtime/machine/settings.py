@@ -5,7 +5,7 @@ No other module reads the environment's variables of the library:
 ============================  ======================================================
 ``RINGCOLL_TRANSPORT``        the transport of CPU tensors, whatever the program asks for
 ``RINGCOLL_CUDA_TRANSPORT``   the same for CUDA tensors
-``RINGCOLL_ALGORITHM``        rules that force algorithms: see `ringcoll.schedules.cost.table`
+``RINGCOLL_ALGORITHM``        rules that force algorithms: see `ringcoll.schedules.cost.rules`
 ``RINGCOLL_TUNING``           a file of ``ringcoll tune`` or ``ringcoll fit``; ``off``: no
                               measurement is read or kept
 ``RINGCOLL_REDUCTION``        the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``

@@ -103,10 +103,6 @@ def tree_all_reduce(rank: int, world_size: int, *, chunk: int, turn: int) -> Pro
     yield from down
 
 
-def _levels(k: int) -> int:
-    return 2 * height(k)
-
-
 def _inner_levels(k: int) -> list[int]:
     """Most children of any label at each depth; all are heard in one step."""
     most = [0] * (height(k) + 1)
@@ -126,7 +122,7 @@ def _children_heard(k: int) -> Fraction:
 @_register(
     "binary_tree",
     order=OperandOrder.RANK,
-    cost=Cost(_levels, lambda k: 2 * _children_heard(k), _children_heard),
+    cost=Cost(lambda k: 2 * height(k), lambda k: 2 * _children_heard(k), _children_heard),
 )
 def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
     """All-reduce on a binary tree, to be run in segments.
@@ -148,7 +144,7 @@ def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
 @_register(
     "double_tree",
     chunks=lambda k: 2,
-    cost=Cost(_levels, _children_heard, lambda k: _children_heard(k) / 2),
+    cost=Cost(lambda k: 2 * height(k), _children_heard, lambda k: _children_heard(k) / 2),
 )
 def double_tree_all_reduce(rank: int, world_size: int) -> Program:
     """All-reduce on two binary trees, half of the vector on each, to be run in segments.
@@ -192,7 +188,7 @@ def _children_at_once(k: int) -> int:
     "dual_root",
     order=OperandOrder.RANK,
     cost=Cost(
-        lambda k: _levels(_halves(k)[0]) + 1,
+        lambda k: 2 * height(_halves(k)[0]) + 1,
         lambda k: Fraction(2 * _children_at_once(k) + 1),
         lambda k: Fraction(_children_at_once(k) + 1),
     ),

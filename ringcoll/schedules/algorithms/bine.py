@@ -18,12 +18,19 @@ locality", SC 2025, arXiv 2508.17311.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 
 from ringcoll.schedules.algorithms import binomial, exchanges
-from ringcoll.schedules.algorithms.bruck import all_to_all_by
-from ringcoll.schedules.algorithms.exchanges import needs_power, reached, spread, swing
+from ringcoll.schedules.algorithms.combining import all_to_all_by
+from ringcoll.schedules.algorithms.exchanges import (
+    Halves,
+    halve_and_double,
+    needs_power,
+    reached,
+    spread,
+    swing,
+)
 from ringcoll.schedules.algorithms.registry import (
     Cost,
     register,
@@ -34,14 +41,11 @@ from ringcoll.schedules.algorithms.registry import (
 from ringcoll.schedules.ir import (
     OperandOrder,
     Program,
-    Step,
     inp,
     out,
-    recv,
-    recv_reduce,
     renumber,
-    send,
     tmp,
+    with_copy,
 )
 
 _register = partial(register, restriction=partial(needs_power, 2), second_choice=True)
@@ -211,7 +215,7 @@ def bine_all_gather(rank: int, world_size: int) -> Program:
        1  >1:0,3 <1:1-2  >0:1-2 <0:0,3  >3:1-2 <3:0,3  >2:0,3 <2:1-2
     """
     steps = exchanges.all_gather_phase(rank, swing(world_size), inp(rank))
-    return binomial.with_copy(steps, True, rank)
+    return with_copy(steps, rank)
 
 
 @_register("all_reduce", "bine", chunks=lambda k: k, cost=exchanges.cost_of(swing))
@@ -231,19 +235,15 @@ def bine_all_reduce(rank: int, world_size: int) -> Program:
     """
     pattern = swing(world_size)
     number = spread(0, pattern).index
-    place, half = inp, world_size
-    halves: list[tuple[int, range, range]] = []
-    for peers in pattern:
-        (peer,), half = peers(rank), half // 2
-        kept, sent = (range(n - n % half, n - n % half + half) for n in map(number, (rank, peer)))
-        halves.append((peer, kept, sent))
-        yield Step(
-            send(peer, *map(place, sent)),
-            recv_reduce(peer, tuple(map(out, kept)), tuple(map(place, kept)), final=half == 1),
-        )
-        place = out
-    for peer, had, missing in reversed(halves):
-        yield Step(send(peer, *map(out, had)), recv(peer, *map(out, missing)))
+
+    def halves() -> Iterator[Halves]:
+        half = world_size
+        for peers in pattern:
+            (peer,), half = peers(rank), half // 2
+            first, other = (place - place % half for place in (number(rank), number(peer)))
+            yield peer, range(first, first + half), range(other, other + half)
+
+    return halve_and_double(halves(), inp)
 
 
 @_register(

@@ -7,24 +7,17 @@ set bit; a broadcast goes by falling, a reduction by rising powers of two::
     0 -----> 2   4 --> 6        step 1   0>2  4>6
     0 -> 1   2 -> 3    ...      step 2   0>1  2>3  4>5  6>7
 
-Where a message costs latency more than the sender's time, a binomial tree is too deep. In a
-k-nomial tree of any radix r a rank serves up to r - 1 others in a step, in fewer steps: the parent
-of v is v without its lowest digit other than 0 in base r.
-
 Source: MPICH; R. Thakur et al., IJHPCA 19 (2005).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from ringcoll.schedules.algorithms import ring
 from ringcoll.schedules.algorithms.registry import (
     Cost,
-    Parameter,
     powers_below,
     register,
     rounds_to_reach_all,
@@ -37,28 +30,23 @@ from ringcoll.schedules.ir import (
     Program,
     Ref,
     Step,
-    copy,
     inp,
     out,
     recv,
     recv_reduce,
     send,
     tmp,
+    with_copy,
 )
 
 
-@dataclass(frozen=True)
 class _Node:
     """A rank of a tree with ``radix`` - 1 children a level (in a binomial one: 1)."""
 
-    v: int  # counted from the root
-    world_size: int
-    root: int
-    radix: int
-
-    def levels(self) -> list[int]:
-        """How far apart parents and children are."""
-        return [*powers_below(self.radix, self.world_size)]
+    def __init__(self, rank: int, world_size: int, root: int, radix: int) -> None:
+        self.world_size, self.root, self.radix = world_size, root, radix
+        self.v = (rank - root) % world_size  # counted from the root
+        self.levels = [*powers_below(radix, world_size)]  # how far apart parents and children are
 
     def rank(self, v: int) -> int:
         return (v + self.root) % self.world_size
@@ -80,19 +68,25 @@ class _Node:
         return range(child, min(child + mask, self.world_size))
 
 
-def _node(rank: int, world_size: int, root: int, radix: int) -> _Node:
-    return _Node((rank - root) % world_size, world_size, root, radix)
+def _down(node: _Node, refs: Callable[[range], Iterable[Ref]]) -> Program:
+    """Each rank sends its children, the farthest first, the ``refs`` of the ranks below them."""
+    for mask in reversed(node.levels):
+        yield Step(
+            *(
+                send(node.rank(child), *refs(node.below(child, mask)))
+                for child in node.children(mask)
+            ),
+            *(
+                recv(node.rank(parent), *refs(node.below(node.v, mask)))
+                for parent in node.parents(mask)
+            ),
+        )
 
 
 def broadcast_phase(rank: int, world_size: int, root: int, held: Ref, radix: int = 2) -> Program:
     """Send chunk 0 from the root, which has it in ``held``, to every output."""
-    node = _node(rank, world_size, root, radix)
-    source = out(0) if node.v else held
-    for mask in reversed(node.levels()):
-        yield Step(
-            *(send(node.rank(child), source) for child in node.children(mask)),
-            *(recv(node.rank(parent), out(0)) for parent in node.parents(mask)),
-        )
+    source = held if rank == root else out(0)
+    return _down(_Node(rank, world_size, root, radix), lambda below: [source])
 
 
 def reduce_phase(
@@ -108,8 +102,8 @@ def reduce_phase(
     The data of a child are the right operand, unless ``received_left`` says otherwise; see
     `ringcoll.schedules.recv_reduce`.
     """
-    node, held = _node(rank, world_size, root, radix), inp(0)
-    for mask in node.levels():
+    node, held = _Node(rank, world_size, root, radix), inp(0)
+    for mask in node.levels:
         step: list[Operation] = [send(node.rank(parent), held) for parent in node.parents(mask)]
         for child in node.children(mask):
             final = node.v == 0 and child + mask >= world_size
@@ -124,10 +118,10 @@ def gather_phase(
 ) -> Program:
     """Gather block r of each rank r, kept in ``own``, to the root's output.
 
-    ``kept`` says where the other ranks keep what they pass on, from (index,
-    block); the indices start at 0.
+    ``kept`` says where the other ranks keep the blocks that they pass on, from
+    (index, block); the indices start at 0.
     """
-    node = _node(rank, world_size, root, radix)
+    node = _Node(rank, world_size, root, radix)
 
     def place(v: int) -> Ref:
         if v == node.v:
@@ -135,7 +129,7 @@ def gather_phase(
         block = node.rank(v)
         return kept(v - node.v - 1, block) if node.v else out(block)
 
-    for mask in node.levels():
+    for mask in node.levels:
         yield Step(
             *(
                 recv(node.rank(child), *map(place, node.below(child, mask)))
@@ -153,9 +147,9 @@ def scatter_phase(
 ) -> Program:
     """Scatter the blocks of the root's input: block r to the output of each rank r.
 
-    ``kept`` says where a rank keeps what it passes on, from (index, block).
+    ``kept`` says where a rank keeps the blocks that it passes on, from (index, block).
     """
-    node = _node(rank, world_size, root, radix)
+    node = _Node(rank, world_size, root, radix)
 
     def place(v: int) -> Ref:
         block = node.rank(v)
@@ -163,24 +157,7 @@ def scatter_phase(
             return inp(block)
         return out(block) if v == node.v else kept(v - node.v - 1, block)
 
-    for mask in reversed(node.levels()):
-        yield Step(
-            *(
-                send(node.rank(child), *map(place, node.below(child, mask)))
-                for child in node.children(mask)
-            ),
-            *(
-                recv(node.rank(parent), *map(place, node.below(node.v, mask)))
-                for parent in node.parents(mask)
-            ),
-        )
-
-
-def with_copy(steps: Program, is_root: bool, *chunks: int) -> Program:
-    """Let the root copy its own input to its output in the first step."""
-    if is_root:
-        yield Step(*(copy(out(chunk), inp(chunk)) for chunk in chunks), *next(steps))
-    yield from steps
+    return _down(node, partial(map, place))
 
 
 # ---- Costs ---------------------------------------------------------------------------------
@@ -205,7 +182,7 @@ def binomial_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
        0  =0 >2:0  .       <0:0    .
        1  >1:0     <0:0    >3:0    <2:0
     """
-    return with_copy(broadcast_phase(rank, world_size, root, inp(0)), rank == root, 0)
+    return with_copy(broadcast_phase(rank, world_size, root, inp(0)), 0, on=rank == root)
 
 
 @register("reduce", "binomial_tree", slots=lambda k: 1, cost=REDUCE)
@@ -255,7 +232,7 @@ def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
        1  <2:2-3   .       >0:2-3  .
     """
     steps = gather_phase(rank, world_size, root, inp(rank), tmp)
-    return with_copy(steps, rank == root, root)
+    return with_copy(steps, root, on=rank == root)
 
 
 @register("scatter", "binomial_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=BLOCKS)
@@ -270,7 +247,7 @@ def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
        0  =0 >2:2-3  .       <0:2-3  .
        1  >1:1       <0:1    >3:3    <2:3
     """
-    return with_copy(scatter_phase(rank, world_size, root, tmp), rank == root, root)
+    return with_copy(scatter_phase(rank, world_size, root, tmp), root, on=rank == root)
 
 
 @register(
@@ -298,8 +275,8 @@ def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Progr
        4  >1:2                >2:3 <0:2  >3:0 <1:3  <2:0
     """
     scatter = scatter_phase(rank, world_size, root, lambda index, block: out(block))
-    yield from with_copy(scatter, rank == root, *range(world_size))
-    for sending, receiving in ring.all_gather_phase(rank, world_size):
+    yield from with_copy(scatter, *range(world_size), on=rank == root)
+    for sending, receiving in ring.all_gather_phase(rank, world_size, out(rank)):
         takes = (receiving,) if rank != root else ()
         gives = (sending,) if (rank + 1) % world_size != root else ()
         yield Step(*gives, *takes)
@@ -338,114 +315,3 @@ def reduce_scatter_gather_reduce(rank: int, world_size: int, root: int) -> Progr
     yield from gather_phase(
         rank, world_size, root, result, lambda index, block: tmp(3 + index, block)
     )
-
-
-# ---- K-nomial trees ------------------------------------------------------------------------
-
-
-def _rounds(k: int, radix: int) -> int:
-    return len([*powers_below(radix, k)])
-
-
-def _messages(k: int, radix: int) -> Fraction:
-    """The root's messages: r - 1 at each level, fewer where so many are not left."""
-    return Fraction(sum(min(radix - 1, (k - 1) // mask) for mask in powers_below(radix, k)))
-
-
-def _passed_on(k: int, radix: int) -> int:
-    """Most blocks that a rank other than the root keeps for others."""
-    return max((min(mask, k - mask) - 1 for mask in powers_below(radix, k)), default=0)
-
-
-_BLOCKS = Cost(_rounds, lambda k, radix: share_of_others(k))
-_register = partial(
-    register,
-    second_choice=True,
-    # 4 halves the steps of a binomial tree.
-    parameter=Parameter("radix", default=lambda k: 4, least=2),
-)
-
-
-@_register("broadcast", "knomial_tree", cost=Cost(_rounds, _messages))
-def knomial_tree_broadcast(rank: int, world_size: int, root: int, radix: int) -> Program:
-    """K-nomial tree broadcast: every rank that has the vector sends it to up to r - 1 others.
-
-    ceil(log_r k) steps, up to r - 1 messages a step. With r = 4 these are half of the binomial
-    tree's steps; a name such as ``knomial_tree=8`` has another radix. On 16 ranks::
-
-        0 -------------------> 4, 8, 12     step 0
-        0 -> 1, 2, 3    4 -> 5, 6, 7  ...   step 1
-
-    Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
-
-    >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules.ir import grid
-    >>> print(grid(schedule_of("broadcast", "knomial_tree", 5)))
-    step  rank 0          rank 1  rank 2  rank 3  rank 4
-       0  =0 >4:0         .       .       .       <0:0
-       1  >1:0 >2:0 >3:0  <0:0    <0:0    <0:0    .
-    """
-    steps = broadcast_phase(rank, world_size, root, inp(0), radix)
-    return with_copy(steps, rank == root, 0)
-
-
-@_register(
-    "reduce", "knomial_tree", slots=lambda k, radix: 1, cost=Cost(_rounds, _messages, _messages)
-)
-def knomial_tree_reduce(rank: int, world_size: int, root: int, radix: int) -> Program:
-    """K-nomial tree reduce: the broadcast backwards, adding on the way.
-
-    ceil(log_r k) steps, with up to r - 1 messages each; r is 4, or as in ``knomial_tree=8``.
-    Partial results are kept in one slot of scratch memory.
-
-    Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
-
-    >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules.ir import grid
-    >>> print(grid(schedule_of("reduce", "knomial_tree", 5)))
-    step  rank 0          rank 1  rank 2  rank 3  rank 4
-       0  +1:0 +2:0 +3:0  >0:0    >0:0    >0:0    .
-       1  +4:0!           .       .       .       >0:0
-    """
-    partial_sum = out(0) if rank == root else tmp(0, 0)
-    return reduce_phase(rank, world_size, root, partial_sum, radix)
-
-
-@_register("gather", "knomial_tree", chunks=lambda k, radix: k, slots=_passed_on, cost=_BLOCKS)
-def knomial_tree_gather(rank: int, world_size: int, root: int, radix: int) -> Program:
-    """K-nomial tree gather: each rank collects from up to r - 1 others, then passes it all on.
-
-    ceil(log_r k) steps; the root receives (k - 1)/k of the output, the lower bound. r is 4, or as
-    in ``knomial_tree=8``.
-
-    Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
-
-    >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules.ir import grid
-    >>> print(grid(schedule_of("gather", "knomial_tree", 5)))
-    step  rank 0             rank 1  rank 2  rank 3  rank 4
-       0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3    .
-       1  <4:4               .       .       .       >0:4
-    """
-    steps = gather_phase(rank, world_size, root, inp(rank), tmp, radix)
-    return with_copy(steps, rank == root, root)
-
-
-@_register("scatter", "knomial_tree", chunks=lambda k, radix: k, slots=_passed_on, cost=_BLOCKS)
-def knomial_tree_scatter(rank: int, world_size: int, root: int, radix: int) -> Program:
-    """K-nomial tree scatter: the root hands out parts to up to r - 1 others, and so do they.
-
-    ceil(log_r k) steps; the root sends (k - 1)/k of the input, the lower bound. r is 4, or as in
-    ``knomial_tree=8``.
-
-    Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gather and scatter).
-
-    >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules.ir import grid
-    >>> print(grid(schedule_of("scatter", "knomial_tree", 5)))
-    step  rank 0          rank 1  rank 2  rank 3  rank 4
-       0  =0 >4:4         .       .       .       <0:4
-       1  >1:1 >2:2 >3:3  <0:1    <0:2    <0:3    .
-    """
-    steps = scatter_phase(rank, world_size, root, tmp, radix)
-    return with_copy(steps, rank == root, root)

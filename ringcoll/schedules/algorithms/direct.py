@@ -21,6 +21,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 
+from ringcoll.schedules.algorithms.binomial import broadcast_phase, gather_phase, scatter_phase
 from ringcoll.schedules.algorithms.registry import Cost, register, share_of_others
 from ringcoll.schedules.ir import (
     OperandOrder,
@@ -36,11 +37,12 @@ from ringcoll.schedules.ir import (
     reduce,
     send,
     tmp,
+    with_copy,
 )
 
 
 def _fold(rank: int, world_size: int, chunk: int) -> Step:
-    """Reduce what all ranks sent, and the own share, in rank order."""
+    """Reduce the shares of all ranks, in rank order."""
 
     def share(source: int) -> Ref:
         return inp(chunk) if source == rank else tmp(source, chunk)
@@ -110,7 +112,7 @@ def linear_all_reduce(rank: int, world_size: int) -> Program:
     """Linear all-reduce: rank 0 adds up all vectors in rank order, and sends everyone the sum.
 
     Two steps; rank 0 receives and sends k - 1 times the vector. It is the reference for all others:
-    what one process would compute that had all vectors.
+    one process that had all vectors would compute the same.
 
     >>> from ringcoll.schedules.ir import grid
     >>> print(grid(linear_all_reduce, 3))
@@ -179,11 +181,8 @@ def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
     step  rank 0        rank 1  rank 2
        0  =0 >1:0 >2:0  <0:0    <0:0
     """
-    if rank != root:
-        yield Step(recv(root, out(0)))
-        return
-    peers = ((rank + step) % world_size for step in range(1, world_size))
-    yield Step(copy(out(0), inp(0)), *(send(peer, inp(0)) for peer in peers))
+    steps = broadcast_phase(rank, world_size, root, inp(0), radix=world_size)
+    return with_copy(steps, 0, on=rank == root)
 
 
 @_at_once("reduce", "direct", cost=_WHOLE_VECTORS)
@@ -216,13 +215,8 @@ def linear_gather(rank: int, world_size: int, root: int) -> Program:
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3
     """
-    if rank != root:
-        yield Step(send(root, inp(rank)))
-        return
-    yield Step(
-        copy(out(root), inp(root)),
-        *(recv(peer, out(peer)) for peer in range(world_size) if peer != root),
-    )
+    steps = gather_phase(rank, world_size, root, inp(rank), tmp, radix=world_size)
+    return with_copy(steps, root, on=rank == root)
 
 
 @register("scatter", "linear", chunks=lambda k: k, cost=Cost(lambda k: 1, share_of_others))
@@ -236,13 +230,8 @@ def linear_scatter(rank: int, world_size: int, root: int) -> Program:
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 >1:1 >2:2 >3:3  <0:1    <0:2    <0:3
     """
-    if rank != root:
-        yield Step(recv(root, out(rank)))
-        return
-    yield Step(
-        copy(out(root), inp(root)),
-        *(send(peer, inp(peer)) for peer in range(world_size) if peer != root),
-    )
+    steps = scatter_phase(rank, world_size, root, tmp, radix=world_size)
+    return with_copy(steps, root, on=rank == root)
 
 
 @register(
@@ -291,55 +280,9 @@ def pairwise_all_to_all(rank: int, world_size: int) -> Program:
        0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5
        1  >2:2 <1:3     >0:3 <2:7     >1:7 <0:2
     """
-    own = rank * world_size + rank
-    for step in range(1, world_size):
-        dst, src = (rank + step) % world_size, (rank - step) % world_size
-        yield Step(
-            *((copy(out(own), inp(own)),) if step == 1 else ()),
-            send(dst, inp(rank * world_size + dst)),
-            recv(src, out(src * world_size + rank)),
-        )
-
-
-def _neighbor(rank: int, step: int, k: int) -> int:
-    """Even ranks begin with the next one, then take turns; odd ranks the other way round."""
-    return (rank + (1 if rank % 2 == step % 2 else -1)) % k
-
-
-def _pair(rank: int, step: int, k: int) -> tuple[int, int]:
-    """The two blocks that a rank has since a step; before, it had two others for as many steps."""
-    if step == 0:
-        return rank - rank % 2, rank - rank % 2 + 1
-    return _pair(_neighbor(rank, step, k), step - 1, k)
-
-
-@register(
-    "all_gather",
-    "neighbor_exchange",
-    chunks=lambda k: k,
-    restriction=lambda k: "it needs an even number of ranks" if k % 2 and k > 1 else None,
-    cost=Cost(lambda k: k // 2, share_of_others),
-    second_choice=True,
-)
-def neighbor_exchange_all_gather(rank: int, world_size: int) -> Program:
-    """Neighbour exchange all-gather: two blocks at a time, with the next and previous rank in turn.
-
-    k/2 steps, half of the ring's, and (k - 1)/k of the output sent by each rank; k even. Only
-    neighbours exchange messages.
-
-    Source: J. Chen, L. Zhang, Y. Zhang and W. Yuan, "Performance evaluation of allgather algorithms
-    on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
-
-    >>> from ringcoll.schedules.ir import grid
-    >>> print(grid(neighbor_exchange_all_gather, 6))
-    step  rank 0         rank 1         rank 2         rank 3         rank 4         rank 5
-       0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2   =4 >5:4 <5:5   =5 >4:5 <4:4
-       1  >5:0-1 <5:4-5  >2:0-1 <2:2-3  >1:2-3 <1:0-1  >4:2-3 <4:4-5  >3:4-5 <3:2-3  >0:4-5 <0:0-1
-       2  >1:4-5 <1:2-3  >0:2-3 <0:4-5  >3:0-1 <3:4-5  >2:4-5 <2:0-1  >5:2-3 <5:0-1  >4:0-1 <4:2-3
-    """
-    peer = _neighbor(rank, 0, world_size)
-    yield Step(copy(out(rank), inp(rank)), send(peer, inp(rank)), recv(peer, out(peer)))
-    for step in range(1, world_size // 2):
-        peer = _neighbor(rank, step, world_size)
-        sent, received = _pair(rank, step - 1, world_size), _pair(rank, step, world_size)
-        yield Step(send(peer, *map(out, sent)), recv(peer, *map(out, received)))
+    peers = (((rank + far) % world_size, (rank - far) % world_size) for far in range(1, world_size))
+    steps = (
+        Step(send(dst, inp(rank * world_size + dst)), recv(src, out(src * world_size + rank)))
+        for dst, src in peers
+    )
+    return with_copy(steps, rank * world_size + rank)

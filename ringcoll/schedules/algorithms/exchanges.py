@@ -1,9 +1,9 @@
-"""Rounds of exchanges: which ranks meet in which round decides all else.
+"""Rounds of exchanges: the peers of each round decide all else.
 
-Problem: networks differ in what is near. Halving, Swing, BCube and others differ only in whom a
-rank exchanges with in each round. Here a *pattern* is one function a round, from a rank to its
-peers; if every rank reaches every other in exactly one way, the pattern is a reduce-scatter (each
-peer gets what it and those that it meets later need), and backwards an all-gather::
+Problem: networks differ in which ranks are near. Halving, Swing, BCube and others differ only in
+the peers of a rank in each round. Here a *pattern* is one function a round, from a rank to its
+peers. If every rank reaches every other in exactly one way, the pattern is a reduce-scatter (each
+peer gets the chunks of itself and of the ranks that it meets later), and backwards an all-gather::
 
     BCube on 12 ranks     0-1-2-3   4-5-6-7   8-9-10-11
                           0-4-8   1-5-9   2-6-10   3-7-11
@@ -21,7 +21,7 @@ Trivance a rank meets both neighbours at once, by 1, 3, 9, ...::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import partial
 
@@ -107,8 +107,25 @@ def all_reduce_by(rank: int, rounds: Rounds) -> Program:
     yield from all_gather_phase(rank, rounds, out(rank))
 
 
+Halves = tuple[int, range, range]
+"""A peer of a round, and the chunks that a rank keeps and sends in it."""
+
+
+def halve_and_double(rounds: Iterable[Halves], place: Callable[[int], Ref]) -> Program:
+    """All-reduce with one peer a round; chunks are in ``place(chunk)`` at first."""
+    met = [*rounds]
+    for peer, kept, sent in met:
+        yield Step(
+            send(peer, *map(place, sent)),
+            recv_reduce(peer, tuple(map(out, kept)), tuple(map(place, kept)), final=len(kept) == 1),
+        )
+        place = out
+    for peer, had, missing in reversed(met):
+        yield Step(send(peer, *map(out, had)), recv(peer, *map(out, missing)))
+
+
 def exchange_vectors(rank: int, rounds: Rounds) -> Program:
-    """All-reduce of whole vectors: in each round, a rank and its peers add up what each has.
+    """All-reduce of whole vectors: in each round, a rank and its peers add up their vectors.
 
     All ranks get the same bits if, after each round, the ranks form groups whose members have heard
     of the same ranks: the group of the lowest rank is the left operand, and each rank finds that
@@ -170,7 +187,7 @@ def factors(k: int, most: int) -> list[int]:
 
 
 def digits(k: int, radix: int = 4) -> Rounds:
-    """In a number system of as many digits as ``k`` has `factors`: all who differ in one digit."""
+    """The ranks that differ in one digit, in a number system with a digit for each factor."""
 
     def exchange(stride: int, factor: int, rank: int) -> tuple[int, ...]:
         lowest = rank - rank // stride % factor * stride

@@ -44,7 +44,7 @@ from ringcoll.schedules.algorithms import binomial
 from ringcoll.schedules.algorithms.registry import (
     Algorithm,
     Cost,
-    own,
+    built_in_entry,
     register,
     rounds_to_reach_all,
     share_of_others,
@@ -176,18 +176,20 @@ def run_on(rank: int, hosts: Hosts, inside: Algorithm, across: Algorithm) -> Pro
 
     def in_team(program: Program) -> Program:
         of_all = renumber(split(program, lambda chunk: whole), peer=team.__getitem__)
-        return _lasting(of_all, rounds)
+        return _padded(of_all, rounds)
 
     yield from unfinished(in_team(binomial.reduce_phase(place, len(team), 0, out(0))))
     if place == 0:
-        yield from _act(layout, host, index, inner, outer)
+        yield from _acting_steps(layout, host, index, inner, outer)
     else:
         acting = step_count(inner) * (layout.acting > 1)
-        yield from _lasting((), acting + step_count(outer) * (layout.num_hosts > 1))
+        yield from _padded((), acting + step_count(outer) * (layout.num_hosts > 1))
     yield from in_team(binomial.broadcast_phase(place, len(team), 0, out(0)))
 
 
-def _act(layout: HostLayout, host: int, index: int, inner: Schedule, outer: Schedule) -> Program:
+def _acting_steps(
+    layout: HostLayout, host: int, index: int, inner: Schedule, outer: Schedule
+) -> Program:
     """The steps of an acting rank: an all-reduce on equally many ranks of each host."""
     opening, pieces = opening_of(inner), outer.num_chunks
     own = opening.completed[index]
@@ -202,7 +204,7 @@ def _act(layout: HostLayout, host: int, index: int, inner: Schedule, outer: Sche
     steps = inner.steps(index) if layout.acting > 1 else iter(())
     steps = renumber(split(steps, finer), peer=lambda peer: layout.teams[host][peer][0])
     steps = in_place(steps) if leads else steps
-    first = _lasting(islice(steps, opening.first_steps), opening.first_steps)
+    first = _padded(islice(steps, opening.first_steps), opening.first_steps)
     if layout.num_hosts == 1:
         yield from first
     else:
@@ -213,12 +215,12 @@ def _act(layout: HostLayout, host: int, index: int, inner: Schedule, outer: Sche
             slot=lambda slot: inner.num_slots * pieces + slot,
         )
         is_there = layout.acting > 1 or leads
-        yield from _lasting(in_place(between) if is_there else between, step_count(outer))
+        yield from _padded(in_place(between) if is_there else between, step_count(outer))
     if layout.acting > 1:
-        yield from _lasting(steps, step_count(inner) - opening.first_steps)
+        yield from _padded(steps, step_count(inner) - opening.first_steps)
 
 
-def _lasting(program: Iterable[Step], num_steps: int) -> Program:
+def _padded(program: Iterable[Step], num_steps: int) -> Program:
     """Let a program last so many steps, as long as on ranks that have more to do."""
     steps: Iterator[Step] = iter(program)
     for _ in range(num_steps):
@@ -232,7 +234,7 @@ def _lasting(program: Iterable[Step], num_steps: int) -> Program:
 def _usual(hosts: Hosts) -> tuple[Algorithm, Algorithm]:
     """Rings on both levels; two hosts need only an exchange."""
     far = "ring" if layout_of(hosts).num_hosts > 2 else "recursive_doubling"
-    return own("all_reduce", "ring"), own("all_reduce", far)
+    return built_in_entry("all_reduce", "ring"), built_in_entry("all_reduce", far)
 
 
 def _chunks(hosts: Hosts) -> int:
@@ -247,7 +249,7 @@ def _rounds(hosts: Hosts) -> int:
 
 
 def _inside(layout: HostLayout) -> Fraction:
-    """What a rank sends inside its host before all hosts are heard, and as much after that."""
+    """The data that a rank sends inside its host before the level across, and again after it."""
     return rounds_to_reach_all(layout.largest_team) + share_of_others(layout.acting)
 
 
@@ -382,7 +384,7 @@ def run_blocks_on(rank: int, hosts: Hosts, inside: Algorithm, across: Algorithm)
 
 
 def _rings(collective: str) -> tuple[Algorithm, Algorithm]:
-    return own(collective, "ring"), own(collective, "ring")
+    return built_in_entry(collective, "ring"), built_in_entry(collective, "ring")
 
 
 def _rounds_of_blocks(hosts: Hosts) -> int:

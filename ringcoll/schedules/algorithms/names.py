@@ -1,7 +1,7 @@
 """Algorithms by their names, those with signs as well, and schedules that may be run.
 
 ``ring+two_shot`` is a hierarchy, the innermost first. ``ring~0.3.1.2`` is a ring through the ranks
-0, 3, 1, 2. What `ringcoll.schedules.algorithms.registry` finds has an entry; these have none.
+0, 3, 1, 2. Such algorithms have no entry in `ringcoll.schedules.algorithms.registry`.
 
 After ``~`` stand the ranks at the places, in runs such as ``0-3.7-4``, because an algorithm sends
 between neighbours in rank order, and ranks are numbered without regard to the network. The rank at
@@ -189,7 +189,7 @@ def _hierarchy_of(inside: Algorithm, *further: Algorithm) -> Algorithm:
         pipelined=inside.pipelined or across.pipelined,
         needs_hosts=True,
     )
-    # An algorithm of a user makes the hierarchy one of his.
+    # A hierarchy with an algorithm of a user is not the library's own.
     return mark_built_in(hierarchy) if inside.built_in and across.built_in else hierarchy
 
 

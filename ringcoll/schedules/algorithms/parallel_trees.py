@@ -35,7 +35,19 @@ from ringcoll.schedules.algorithms.registry import (
     rounds_to_reach_all,
     share_of_others,
 )
-from ringcoll.schedules.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
+from ringcoll.schedules.ir import (
+    Program,
+    Ref,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    send,
+    tmp,
+    with_copy,
+)
 
 _register = partial(register, chunks=lambda k: k, second_choice=True)
 
@@ -112,16 +124,15 @@ def reduce_scatter_phase(rank: int, world_size: int, trees: int) -> Program:
 
 def all_gather_phase(rank: int, world_size: int, trees: int) -> Program:
     """Send chunk r of rank r to all."""
-    place, own = inp, [copy(out(rank), inp(rank))]
+    place = inp
     for distance, shifts in rounds(world_size, trees):
         sent = ((rank + shift - distance) % world_size for shift in shifts)
         received = ((rank + shift) % world_size for shift in shifts)
         yield Step(
-            *own,
             send((rank - distance) % world_size, *map(place, sent)),
             recv((rank + distance) % world_size, *map(out, received)),
         )
-        place, own = out, []
+        place = out
 
 
 def cost_of(trees: Trees, *, reduces: bool = False) -> Cost:
@@ -189,7 +200,7 @@ def pat_all_gather(rank: int, world_size: int) -> Program:
        0  =0 >2:0 <2:2   =1 >3:1 <3:3   =2 >0:2 <0:0   =3 >1:3 <1:1
        1  >3:0,2 <1:1,3  >0:1,3 <2:2,0  >1:2,0 <3:3,1  >2:3,1 <0:0,2
     """
-    return all_gather_phase(rank, world_size, most_trees(world_size))
+    return with_copy(all_gather_phase(rank, world_size, most_trees(world_size)), rank)
 
 
 @_register("all_gather", "pat_2_trees", cost=cost_of(two_trees))
@@ -208,7 +219,7 @@ def pat_2_trees_all_gather(rank: int, world_size: int) -> Program:
        2  >3:0 <2:2     >4:1 <3:3     >0:2 <4:4     >1:3 <0:0     >2:4 <1:1
        3  >4:2 <1:3     >0:3 <2:4     >1:4 <3:0     >2:0 <4:1     >3:1 <0:2
     """
-    return all_gather_phase(rank, world_size, two_trees(world_size))
+    return with_copy(all_gather_phase(rank, world_size, two_trees(world_size)), rank)
 
 
 @_register("all_gather", "sparbit", cost=cost_of(all_shifts))

@@ -11,34 +11,20 @@ The pattern needs a power of two. For other world sizes the first ranks are
 *folded* in pairs, as MPICH does: an even rank gives its data to the odd one
 after it, sits out, and gets the result at the end.
 
-Recursive doubling has the fewest rounds, with the whole vector in each; a reduce-scatter and an
-all-gather have the least traffic, in twice as many rounds. The generalized all-reduce is between
-them: a rank is left with 2^r shares of the vector where a reduce-scatter would leave it with one.
-The last r rounds of the reduce-scatter keep both halves on both ranks, and the first r rounds of
-the all-gather have nothing to do::
-
-    8 ranks   r = 0   1/2 1/4 1/8 | 1/8 1/4 1/2    6 rounds, 7/4 of the vector
-              r = 1   1/2 1/4 1/4 |     1/4 1/2    5 rounds, 7/4
-              r = 2   1/2 1/2 1/2 |         1/2    4 rounds, 2
-              r = 3   1   1   1   |                3 rounds, 3
-
 Sources: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
 communication operations in MPICH", IJHPCA 19 (2005).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import repeat
 
-from ringcoll.schedules.algorithms.hierarchical import run_on
+from ringcoll.schedules.algorithms.exchanges import Halves, halve_and_double
 from ringcoll.schedules.algorithms.registry import (
     Cost,
-    Parameter,
-    on_hosts,
-    own,
     powers_below,
     register,
     rounds_to_reach_all,
@@ -50,58 +36,14 @@ from ringcoll.schedules.ir import (
     Program,
     Ref,
     Step,
-    copy,
     inp,
     out,
     recv,
     recv_reduce,
     send,
     tmp,
+    with_copy,
 )
-
-
-@register(
-    "all_reduce",
-    "generalized",
-    chunks=lambda k, saved: k >> saved,
-    cost=Cost(
-        rounds=lambda k, saved: 2 * rounds_to_reach_all(k) - saved,
-        traffic=lambda k, saved: Fraction(2 * ((k >> saved) - 1) + saved, k >> saved),
-        reduced=lambda k, saved: Fraction((k >> saved) - 1 + saved, k >> saved),
-    ),
-    restriction=lambda k, saved: (
-        f"{1 << saved} has to divide the number of ranks" if k % (1 << saved) else None
-    ),
-    second_choice=True,
-    # One round fewer costs no traffic.
-    parameter=Parameter("saved rounds", default=lambda k: 1 - k % 2, tried=(2, 3, 4)),
-)
-def generalized_all_reduce(rank: int, world_size: int, saved: int) -> Program:
-    """Generalized all-reduce: r rounds fewer than the least traffic takes, for more traffic.
-
-    2 ceil(lg k) - r steps. With m = k/2^r a rank sends (2(m - 1) + r)/m of the vector: 2(k - 1)/k,
-    the lower bound, for r = 0 and r = 1, and lg k for r = lg k. Any number of ranks that 2^r
-    divides; r is 1 for an even number, 0 for an odd one, and ``generalized=2`` has r = 2. Within
-    groups of m ranks in a row it is the circulant all-reduce, and across the groups recursive
-    doubling.
-
-    Two ranks that keep both halves add the same two operands, so that the results are the same on
-    all ranks. The paper also takes r > 0 where 2^r does not divide the number of ranks; there ranks
-    would add in different orders, and have different sums of floats. These r are left out.
-
-    Source: D. Kolmakov and X. Zhang, "A generalization of the allreduce operation", arXiv
-    2004.09362.
-
-    >>> from ringcoll.schedules.algorithms import schedule_of
-    >>> from ringcoll.schedules.ir import grid
-    >>> print(grid(schedule_of("all_reduce", "generalized=1", 4)))
-    step  rank 0      rank 1      rank 2      rank 3
-       0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1
-       1  >2:0 +2:0!  >3:1 +3:1!  >0:0 +0:0!  >1:1 +1:1!
-       2  >1:0 <1:1   >0:1 <0:0   >3:0 <3:1   >2:1 <2:0
-    """
-    inside, across = own("all_reduce", "circulant"), own("all_reduce", "recursive_doubling")
-    return run_on(rank, on_hosts(world_size, 1 << saved), inside, across)
 
 
 def _power_of_two_below(world_size: int) -> int:
@@ -158,13 +100,31 @@ def _rounds(k: int) -> int:
     return Fold(k).rounds + 2 * (Fold(k).extra > 0)
 
 
-def _sitting_out(
-    rank: int, rounds: int, gives: Iterable[Ref], gets: Iterable[Ref], *first: Operation
+def _folded(
+    rank: int,
+    fold: Fold,
+    exchanges: tuple[Program, int],
+    first: Operation,
+    handed: Iterable[Ref],
+    result: Iterable[Ref],
 ) -> Program:
-    """The steps of a rank that sits out: the next rank acts for it."""
-    yield Step(*first, send(rank + 1, *gives))
-    yield from repeat(Step(), rounds)
-    yield Step(recv(rank + 1, *gets))
+    """The steps of a rank: exchanges, and their number, between the steps of the pairs.
+
+    A rank that sits out sends ``handed``, and gets ``result``. The rank that acts for it does
+    ``first``, and sends ``result``.
+    """
+    steps, num_steps = exchanges
+    if fold.sits_out(rank):
+        yield Step(send(rank + 1, *handed))
+        yield from repeat(Step(), num_steps)
+        yield Step(recv(rank + 1, *result))
+        return
+    acts_for_two = fold.acts_for(rank)
+    if fold.extra:
+        yield Step(first) if acts_for_two else Step()
+    yield from steps
+    if fold.extra:
+        yield Step(send(rank - 1, *result)) if acts_for_two else Step()
 
 
 @register(
@@ -189,23 +149,17 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
        0  >1:0 +1:0   >0:0 +0:0   >3:0 +3:0   >2:0 +2:0
        1  >2:0 +2:0!  >3:0 +3:0!  >0:0 +0:0!  >1:0 +1:0!
     """
-    fold, held = Fold(world_size), inp(0)
-    if fold.sits_out(rank):
-        yield from _sitting_out(rank, fold.rounds, [inp(0)], [out(0)])
-        return
-    if fold.acts_for(rank):
-        yield Step(recv_reduce(rank - 1, out(0), held, final=False))
-        held = out(0)
-    elif fold.extra:
-        yield Step()
-    for mask in powers_below(2, fold.size):
-        peer, last = fold.rank(fold.index(rank) ^ mask), 2 * mask == fold.size
-        yield Step(send(peer, held), recv_reduce(peer, out(0), held, final=last))
-        held = out(0)
-    if fold.acts_for(rank):
-        yield Step(send(rank - 1, out(0)))
-    elif fold.extra:
-        yield Step()
+    fold = Fold(world_size)
+
+    def exchanges() -> Program:
+        held = out(0) if fold.acts_for(rank) else inp(0)
+        for mask in powers_below(2, fold.size):
+            peer, last = fold.rank(fold.index(rank) ^ mask), 2 * mask == fold.size
+            yield Step(send(peer, held), recv_reduce(peer, out(0), held, final=last))
+            held = out(0)
+
+    first = recv_reduce(rank - 1, out(0), inp(0), final=False)
+    return _folded(rank, fold, (exchanges(), fold.rounds), first, [inp(0)], [out(0)])
 
 
 def _rabenseifner_reduced(k: int) -> Fraction:
@@ -243,36 +197,21 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
        2  >2:0 <2:1      >3:2 <3:3      >0:1 <0:0      >1:3 <1:2
        3  >1:0-1 <1:2-3  >0:2-3 <0:0-1  >3:0-1 <3:2-3  >2:2-3 <2:0-1
     """
-    fold, place = Fold(world_size), inp
+    fold = Fold(world_size)
     whole = range(fold.size)
-    if fold.sits_out(rank):
-        yield from _sitting_out(rank, 2 * fold.rounds, map(inp, whole), map(out, whole))
-        return
-    if fold.acts_for(rank):
-        yield Step(
-            recv_reduce(rank - 1, tuple(map(out, whole)), tuple(map(inp, whole)), final=False)
-        )
-        place = out
-    elif fold.extra:
-        yield Step()
-    exchanges: list[tuple[int, range, range]] = []
-    kept = whole
-    for mask in powers_below(2, fold.size):
-        peer = fold.rank(fold.index(rank) ^ mask)
-        lower, upper = kept[: len(kept) // 2], kept[len(kept) // 2 :]
-        kept, sent = (lower, upper) if rank < peer else (upper, lower)
-        exchanges.append((peer, kept, sent))
-        yield Step(
-            send(peer, *map(place, sent)),
-            recv_reduce(peer, tuple(map(out, kept)), tuple(map(place, kept)), final=len(kept) == 1),
-        )
-        place = out
-    for peer, had, missing in reversed(exchanges):
-        yield Step(send(peer, *map(out, had)), recv(peer, *map(out, missing)))
-    if fold.acts_for(rank):
-        yield Step(send(rank - 1, *map(out, whole)))
-    elif fold.extra:
-        yield Step()
+    inputs, outputs = tuple(map(inp, whole)), tuple(map(out, whole))
+
+    def halves() -> Iterator[Halves]:
+        kept = whole
+        for mask in powers_below(2, fold.size):
+            peer = fold.rank(fold.index(rank) ^ mask)
+            lower, upper = kept[: len(kept) // 2], kept[len(kept) // 2 :]
+            kept, sent = (lower, upper) if rank < peer else (upper, lower)
+            yield peer, kept, sent
+
+    exchanges = halve_and_double(halves(), out if fold.acts_for(rank) else inp)
+    first = recv_reduce(rank - 1, outputs, inputs, final=False)
+    return _folded(rank, fold, (exchanges, 2 * fold.rounds), first, inputs, outputs)
 
 
 def _blocks(k: int) -> Fraction:
@@ -307,41 +246,33 @@ def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
        1  >1:1 +1:0!     >0:0 +0:1!     >3:3 +3:2!     >2:2 +2:3!
     """
     fold, blocks = Fold(world_size), range(world_size)
-    if fold.sits_out(rank):
-        yield from _sitting_out(rank, fold.rounds, map(inp, blocks), [out(rank)])
-        return
+    inputs = tuple(map(inp, blocks))
 
     def kept_in(block: int) -> Ref:
         return tmp(block, block)
 
-    place: Callable[[int], Ref] = inp
-    if fold.acts_for(rank):
-        yield Step(
-            recv_reduce(rank - 1, tuple(map(kept_in, blocks)), tuple(map(inp, blocks)), final=False)
-        )
-        place = kept_in
-    elif fold.extra:
-        yield Step()
-    low, high = 0, fold.size
-    while high - low > 1:
-        half = (high - low) // 2
-        peer = fold.rank(fold.index(rank) ^ half)
-        lower, upper = fold.ranks(low, low + half), fold.ranks(low + half, high)
-        if rank < peer:
-            kept, sent, high = lower, upper, low + half
-        else:
-            kept, sent, low = upper, lower, low + half
-        last = high - low == 1
-        into = (out(block) if last and block == rank else kept_in(block) for block in kept)
-        yield Step(
-            send(peer, *map(place, sent)),
-            recv_reduce(peer, tuple(into), tuple(map(place, kept)), final=last),
-        )
-        place = kept_in
-    if fold.acts_for(rank):
-        yield Step(send(rank - 1, kept_in(rank - 1)))
-    elif fold.extra:
-        yield Step()
+    def exchanges() -> Program:
+        place: Callable[[int], Ref] = kept_in if fold.acts_for(rank) else inp
+        low, high = 0, fold.size
+        while high - low > 1:
+            half = (high - low) // 2
+            peer = fold.rank(fold.index(rank) ^ half)
+            lower, upper = fold.ranks(low, low + half), fold.ranks(low + half, high)
+            if rank < peer:
+                kept, sent, high = lower, upper, low + half
+            else:
+                kept, sent, low = upper, lower, low + half
+            last = high - low == 1
+            into = (out(block) if last and block == rank else kept_in(block) for block in kept)
+            yield Step(
+                send(peer, *map(place, sent)),
+                recv_reduce(peer, tuple(into), tuple(map(place, kept)), final=last),
+            )
+            place = kept_in
+
+    first = recv_reduce(rank - 1, tuple(map(kept_in, blocks)), inputs, final=False)
+    result = out(rank) if fold.sits_out(rank) else kept_in(rank - 1)
+    return _folded(rank, fold, (exchanges(), fold.rounds), first, inputs, [result])
 
 
 @register("all_gather", "recursive_doubling", chunks=lambda k: k, cost=Cost(_rounds, _blocks))
@@ -357,29 +288,22 @@ def recursive_doubling_all_gather(rank: int, world_size: int) -> Program:
        0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2
        1  >2:0-1 <2:2-3  >3:0-1 <3:2-3  >0:2-3 <0:0-1  >1:2-3 <1:0-1
     """
-    fold, own = Fold(world_size), copy(out(rank), inp(rank))
-    if fold.sits_out(rank):
-        others = (out(block) for block in range(world_size) if block != rank)
-        yield from _sitting_out(rank, fold.rounds, [inp(rank)], others, own)
-        return
-    if fold.acts_for(rank):
-        yield Step(own, recv(rank - 1, out(rank - 1)))
-    elif fold.extra:
-        yield Step(own)
-    place = out if fold.extra else inp
-    for mask in powers_below(2, fold.size):
-        index = fold.index(rank)
-        low, far = index & ~(mask - 1), (index ^ mask) & ~(mask - 1)
-        peer = fold.rank(index ^ mask)
-        first = () if fold.extra or mask > 1 else (own,)
-        yield Step(
-            *first,
-            send(peer, *map(place, fold.ranks(low, low + mask))),
-            recv(peer, *map(out, fold.ranks(far, far + mask))),
-        )
-        place = out
-    if fold.acts_for(rank):
-        others = (out(block) for block in range(world_size) if block != rank - 1)
-        yield Step(send(rank - 1, *others))
-    elif fold.extra:
-        yield Step()
+    fold = Fold(world_size)
+    sits_out = rank if fold.sits_out(rank) else rank - 1
+
+    def exchanges() -> Program:
+        place = out if fold.extra else inp
+        for mask in powers_below(2, fold.size):
+            index = fold.index(rank)
+            low, far = index & ~(mask - 1), (index ^ mask) & ~(mask - 1)
+            peer = fold.rank(index ^ mask)
+            yield Step(
+                send(peer, *map(place, fold.ranks(low, low + mask))),
+                recv(peer, *map(out, fold.ranks(far, far + mask))),
+            )
+            place = out
+
+    others = (out(block) for block in range(world_size) if block != sits_out)
+    first = recv(rank - 1, out(rank - 1))
+    steps = _folded(rank, fold, (exchanges(), fold.rounds), first, [inp(rank)], others)
+    return with_copy(steps, rank)

@@ -50,9 +50,10 @@ from ringcoll.schedules.ir import (
 ALIASES = {"tree": "binomial_tree"}
 """Short names, understood wherever an algorithm is named."""
 
-_REGISTRY: dict[tuple[str, str], Algorithm] = {}
-_WITH_VALUE: dict[tuple[str, str], Callable[[int | None], Algorithm]] = {}
-_OWN: dict[tuple[str, str], Algorithm] = {}  # entries of the library, once it has them all
+# An algorithm from the value of its parameter; `None` is the default.
+_Variants = Callable[[int | None], "Algorithm"]
+_REGISTRY: dict[tuple[str, str], _Variants] = {}
+_BUILT_IN: dict[tuple[str, str], _Variants] = {}  # entries of the library, once it has them all
 revision = 0
 """A number that changes with the registry, for caches that depend on it."""
 
@@ -101,7 +102,7 @@ def powers_below(base: int, k: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Formulas of the literature for what an algorithm costs, from the world size or the hosts.
+    """Formulas of the literature for the cost of an algorithm, from the world size or the hosts.
 
     Parameters
     ----------
@@ -344,12 +345,12 @@ def alone(num_chunks: int) -> Program:
 
 def seal() -> None:
     """Let no further entry count as one of the library."""
-    _OWN.update(_REGISTRY)
+    _BUILT_IN.update(_REGISTRY)
 
 
-def own(collective: str, name: str) -> Algorithm:
+def built_in_entry(collective: str, name: str) -> Algorithm:
     """The library's entry of a name, whatever a program has registered under that name."""
-    return _OWN[collective, name]
+    return _BUILT_IN[collective, name](None)
 
 
 def _changed() -> None:
@@ -387,7 +388,7 @@ def register(
     key = collective, name
     if key in _REGISTRY or name in ALIASES or name == "auto":
         raise ScheduleError(f"{collective} already has an algorithm named {name!r}")
-    is_built_in = not _OWN
+    is_built_in = not _BUILT_IN
 
     def decorate(program: Callable[..., Program]) -> Callable[..., Program]:
         @lru_cache(maxsize=64)
@@ -413,7 +414,8 @@ def register(
             )
             return mark_built_in(algorithm) if is_built_in else algorithm
 
-        _WITH_VALUE[key], _REGISTRY[key] = entry, entry(None)
+        entry(None)  # made here, as ranks may be threads, which would make several
+        _REGISTRY[key] = entry
         _changed()
         return program
 
@@ -423,14 +425,13 @@ def register(
 def register_schedule(schedule: Schedule, name: str, origin: str = "a search") -> str:
     """Register a schedule, for its number of ranks and its root, and return the name.
 
-    A name that is taken is kept: whoever registers a schedule puts a hash of its text into the
+    A name that is taken keeps its entry: the caller puts a hash of the schedule's text into the
     name.
     """
     entry, key = entry_of_schedule(schedule, origin), (schedule.collective, name)
     if key not in _REGISTRY:
         entry = replace(entry, name=name)
-        _WITH_VALUE[key] = lambda value: entry
-        _REGISTRY[key] = entry  # ranks may be threads, which put the same there
+        _REGISTRY[key] = lambda value: entry  # ranks may be threads, which put the same there
         _changed()
     return name
 
@@ -472,7 +473,7 @@ def unregister(collective: str, name: str) -> None:
     key = collective, entry_of(collective, name).name
     if key not in _REGISTRY:
         raise UnknownAlgorithmError(f"{name!r} has no entry for {collective}")
-    del _REGISTRY[key], _WITH_VALUE[key]
+    del _REGISTRY[key]
     _changed()
 
 
@@ -497,10 +498,11 @@ def algorithms(
         There is no such collective.
     """
     wanted = CONTRACTS if collective is None else {contract(collective).collective}
-    for key, registered in tuple(_REGISTRY.items()):
-        if registered.collective in wanted:
-            tried = registered.parameter.tried if variants and registered.parameter else ()
-            for entry in (registered, *(_WITH_VALUE[key](value) for value in tried)):
+    for (of_collective, _), entry_with in tuple(_REGISTRY.items()):
+        if of_collective in wanted:
+            parameter = entry_with(None).parameter
+            tried = parameter.tried if variants and parameter else ()
+            for entry in map(entry_with, (None, *tried)):
                 if world_size is None or not entry.restriction(world_size):
                     yield entry
 
@@ -515,9 +517,10 @@ def entry_of(collective: str, name: str) -> Algorithm:
         raise UnknownAlgorithmError(
             f"unknown algorithm {plain!r} for {collective}; known: {', '.join(known)}"
         )
+    entry = _REGISTRY[key](None)
     if not sign:
-        return _REGISTRY[key]
-    parameter = _REGISTRY[key].parameter
+        return entry
+    parameter = entry.parameter
     if parameter is None:
         raise UnknownAlgorithmError(f"{plain} {collective} has no parameter, got {name!r}")
     is_number = re.fullmatch("[0-9]{1,9}", value)
@@ -527,4 +530,4 @@ def entry_of(collective: str, name: str) -> Algorithm:
             f"{plain}={parameter.default(8)}, at least {parameter.least}, and at most "
             f"{LARGEST_WORLD}, got {name!r}"
         )
-    return _WITH_VALUE[key](int(value))
+    return _REGISTRY[key](int(value))

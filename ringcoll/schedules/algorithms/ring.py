@@ -36,6 +36,7 @@ from ringcoll.schedules.ir import (
     renumber,
     send,
     tmp,
+    with_copy,
 )
 
 
@@ -60,14 +61,14 @@ def reduce_scatter_phase(
         held = into
 
 
-def all_gather_phase(rank: int, world_size: int) -> Program:
-    """Send chunk r of rank r to all, in world_size - 1 steps; it is in the output already."""
+def all_gather_phase(rank: int, world_size: int, own: Ref) -> Program:
+    """Send chunk r of rank r, which is in ``own``, to all, in world_size - 1 steps."""
     next_rank, prev_rank = (rank + 1) % world_size, (rank - 1) % world_size
+    held = own
     for step in range(world_size - 1):
-        yield Step(
-            send(next_rank, out((rank - step) % world_size)),
-            recv(prev_rank, out((rank - step - 1) % world_size)),
-        )
+        received = out((rank - step - 1) % world_size)
+        yield Step(send(next_rank, held), recv(prev_rank, received))
+        held = received
 
 
 _BOTH = Cost(lambda k: 2 * (k - 1), lambda k: 2 * share_of_others(k), share_of_others)
@@ -111,13 +112,7 @@ def ring_all_gather(rank: int, world_size: int) -> Program:
        1  >1:3 <3:2     >2:0 <0:3     >3:1 <1:0     >0:2 <2:1
        2  >1:2 <3:1     >2:3 <0:2     >3:0 <1:3     >0:1 <2:0
     """
-    next_rank, prev_rank = (rank + 1) % world_size, (rank - 1) % world_size
-    steps = all_gather_phase(rank, world_size)
-    next(steps)
-    yield Step(
-        copy(out(rank), inp(rank)), send(next_rank, inp(rank)), recv(prev_rank, out(prev_rank))
-    )
-    yield from steps
+    return with_copy(all_gather_phase(rank, world_size, inp(rank)), rank)
 
 
 @register("all_reduce", "ring", chunks=lambda k: k, cost=_BOTH)
@@ -139,7 +134,7 @@ def ring_all_reduce(rank: int, world_size: int) -> Program:
        5  >1:2 <3:1   >2:3 <0:2   >3:0 <1:3   >0:1 <2:0
     """
     yield from reduce_scatter_phase(rank, world_size, lambda chunk, step: out(chunk), out(rank))
-    yield from all_gather_phase(rank, world_size)
+    yield from all_gather_phase(rank, world_size, out(rank))
 
 
 @register("all_reduce", "bidirectional_ring", chunks=lambda k: 2 * k, cost=_BOTH)
@@ -227,3 +222,47 @@ def chain_broadcast(rank: int, world_size: int, root: int) -> Program:
             yield Step(recv((rank - 1) % world_size, out(0)))
         else:
             yield Step()
+
+
+def _neighbor(rank: int, step: int, k: int) -> int:
+    """Even ranks begin with the next one, then take turns; odd ranks the other way round."""
+    return (rank + (1 if rank % 2 == step % 2 else -1)) % k
+
+
+def _pair(rank: int, step: int, k: int) -> tuple[int, int]:
+    """The two blocks that a rank has since a step; before, it had two others for as many steps."""
+    if step == 0:
+        return rank - rank % 2, rank - rank % 2 + 1
+    return _pair(_neighbor(rank, step, k), step - 1, k)
+
+
+@register(
+    "all_gather",
+    "neighbor_exchange",
+    chunks=lambda k: k,
+    restriction=lambda k: "it needs an even number of ranks" if k % 2 and k > 1 else None,
+    cost=Cost(lambda k: k // 2, share_of_others),
+    second_choice=True,
+)
+def neighbor_exchange_all_gather(rank: int, world_size: int) -> Program:
+    """Neighbour exchange all-gather: two blocks at a time, with the next and previous rank in turn.
+
+    k/2 steps, half of the ring's, and (k - 1)/k of the output sent by each rank; k even. Only
+    neighbours exchange messages.
+
+    Source: J. Chen, L. Zhang, Y. Zhang and W. Yuan, "Performance evaluation of allgather algorithms
+    on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
+
+    >>> from ringcoll.schedules.ir import grid
+    >>> print(grid(neighbor_exchange_all_gather, 6))
+    step  rank 0         rank 1         rank 2         rank 3         rank 4         rank 5
+       0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2   =4 >5:4 <5:5   =5 >4:5 <4:4
+       1  >5:0-1 <5:4-5  >2:0-1 <2:2-3  >1:2-3 <1:0-1  >4:2-3 <4:4-5  >3:4-5 <3:2-3  >0:4-5 <0:0-1
+       2  >1:4-5 <1:2-3  >0:2-3 <0:4-5  >3:0-1 <3:4-5  >2:4-5 <2:0-1  >5:2-3 <5:0-1  >4:0-1 <4:2-3
+    """
+    peer = _neighbor(rank, 0, world_size)
+    yield Step(copy(out(rank), inp(rank)), send(peer, inp(rank)), recv(peer, out(peer)))
+    for step in range(1, world_size // 2):
+        peer = _neighbor(rank, step, world_size)
+        sent, received = _pair(rank, step - 1, world_size), _pair(rank, step, world_size)
+        yield Step(send(peer, *map(out, sent)), recv(peer, *map(out, received)))

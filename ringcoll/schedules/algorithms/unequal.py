@@ -13,10 +13,12 @@ so that a hierarchy can have these algorithms only as its outermost one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache, partial
+from itertools import chain
 
-from ringcoll.schedules.algorithms.circulant import exchanges
+from ringcoll.schedules.algorithms.circulant_blocks import broadcast_phase, exchanges
 from ringcoll.schedules.algorithms.exchanges import needs_power
 from ringcoll.schedules.algorithms.registry import Cost, Parameter, register, rounds_to_reach_all
 from ringcoll.schedules.algorithms.ring import reduce_scatter_phase, ring_all_reduce
@@ -285,16 +287,12 @@ def r2ccl_all_reduce(rank: int, world_size: int, slow: int) -> Program:
     ring = ring_all_reduce(rank - (rank > slow), len(rest)) if far else iter(())
     without = renumber(unfinished(ring), peer=others.__getitem__, chunk=rest.__getitem__)
     yield from parallel(ring_all_reduce(rank, world_size), without)
-    stage = [(0, None, None), *exchanges(far, world_size, len(rest))]
-    for number, (distance, sends, receives) in enumerate(stage):
-        operations: list[Operation] = []
-        if sends is not None:
-            operations.append(send((rank + distance) % world_size, out(rest[sends])))
-        if receives is not None:
-            operations.append(recv((rank - distance) % world_size, out(rest[receives])))
-        if number < len(rest) and far == 0:
-            next_rank, into, own = (rank + 1) % world_size, out(rest[number]), inp(rest[number])
-            operations.append(recv_reduce(next_rank, into, own, received_left=True, final=True))
-        if number < len(rest) and far == 1:
-            operations.append(send(slow, (inp if world_size == 2 else out)(rest[number])))
-        yield Step(*operations)
+    results = broadcast_phase(rank, world_size, slow, len(rest), out)
+    results = chain([Step()], renumber(results, chunk=rest.__getitem__))
+    sums: Iterable[Step] = ()
+    if far == 0:
+        joins = partial(recv_reduce, (rank + 1) % world_size, received_left=True, final=True)
+        sums = (Step(joins(out(chunk), inp(chunk))) for chunk in rest)
+    elif far == 1:
+        sums = (Step(send(slow, (inp if world_size == 2 else out)(chunk))) for chunk in rest)
+    yield from parallel(results, sums)

@@ -3,7 +3,8 @@
 =========  ==========================================================
 `counts`   costs of links; lower bounds; costs in segments, on hosts, in words
 `predict`  how long every algorithm would take
-`table`    rules; costs, rules and fits that all ranks of a group share
+`rules`    which algorithm runs when, and the text of rules
+`table`    costs, rules and fits that all ranks of a group share
 `choice`   the algorithm that ``"auto"`` stands for in one call
 =========  ==========================================================
 """

@@ -21,7 +21,8 @@ from ringcoll.schedules.cost.predict import (
     predictions,
     preferred,
 )
-from ringcoll.schedules.cost.table import AUTO, BUILT_IN, Rule, Table
+from ringcoll.schedules.cost.rules import AUTO, Rule
+from ringcoll.schedules.cost.table import BUILT_IN, Table
 from ringcoll.schedules.ir import OperandOrder, Schedule, contract
 
 # Over gloo a message costs some 60 us and a byte some 0.5 ns, so that a segment should be well

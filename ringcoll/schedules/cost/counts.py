@@ -216,12 +216,8 @@ def distance(proof: Proof) -> Distance:
     4.67x the rounds, 1.00x the traffic, 1.00x the reduced data
     """
     bound = bound_of(proof)
-    pairs = (
-        (proof.rounds, bound.rounds),
-        (proof.traffic, bound.traffic),
-        (proof.reduced, bound.reduced),
-    )
-    return Distance(*(Fraction(cost) / least if least else None for cost, least in pairs))
+    amounts = ((getattr(proof, name), getattr(bound, name)) for name in Distance._fields)
+    return Distance(*(Fraction(cost) / least if least else None for cost, least in amounts))
 
 
 def seconds_on_hosts(
@@ -289,11 +285,12 @@ def _busiest_links(steps: Sequence[Step], hosts: Sequence[int]) -> tuple[int, in
         for operation in step:
             if isinstance(operation, Send):
                 here, there = hosts[rank], hosts[operation.peer]
-                links, ends = (
-                    (near, (rank, operation.peer)) if here == there else (far, (here, there))
+                is_near = here == there
+                links, source, target = (
+                    (near, rank, operation.peer) if is_near else (far, here, there)
                 )
-                for end, leaving in zip(ends, (True, False), strict=True):
-                    links[end, leaving] += len(operation.refs)
+                links[source, True] += len(operation.refs)
+                links[target, False] += len(operation.refs)
     return max(near.values(), default=0), max(far.values(), default=0)
 
 
@@ -385,21 +382,21 @@ def dominates(first: Counts, second: Counts) -> bool:
     >>> dominates(cheap, dear), dominates(dear, cheap), dominates(cheap, cheap)
     (True, False, False)
     """
-    return (
-        first != second
-        and first.rounds <= second.rounds
-        and first.traffic <= second.traffic
-        and first.reduced <= second.reduced
+    no_higher = (
+        first.rounds <= second.rounds,
+        first.traffic <= second.traffic,
+        first.reduced <= second.reduced,
     )
+    return first != second and all(no_higher)
 
 
 def dominators(costs: Mapping[str, Counts]) -> dict[str, tuple[str, ...]]:
-    """Find the algorithms that dominate each algorithm: the Pareto front is what none dominates.
+    """Find the algorithms that dominate each algorithm; those without any are the Pareto front.
 
-    Rounds, traffic and reduced data pull in different directions, and what they cost depends on the
+    Rounds, traffic and reduced data pull in different directions, and their price depends on the
     machine and on the size of the data. An algorithm *dominates* another if it costs no more in
-    each of the three, and less in at least one: then it is the faster of the two wherever alpha,
-    beta and gamma are what counts.
+    each of the three, and less in at least one: then it is the faster of the two wherever only
+    alpha, beta and gamma count.
 
     Parameters
     ----------

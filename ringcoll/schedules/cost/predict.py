@@ -32,9 +32,10 @@ those without segments come first, then names decide: so all ranks get the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
@@ -56,7 +57,7 @@ _SEGMENTS = tuple(1 << power for power in range(11))
 """Numbers of segments that are tried. Up to 1024: a segment of 64 MiB is then 64 KiB."""
 # Bytes of data up to which, and from which on, each byte costs the same.
 _CACHED, _UNCACHED = 1 << 21, 1 << 25
-_MOST_S = 1e100  # what is computed of larger costs may be no finite float any more
+_LARGEST_COST_S = 1e100  # times that are computed from larger costs may be no finite floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ class Parameters:
         for name in self.__slots__:
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value <= _MOST_S:
+            if not number or not 0 <= value <= _LARGEST_COST_S:
                 raise ArgumentError("no cost", name, ">= 0, finite", value)
 
     def at(self, nbytes: int) -> Parameters:
@@ -170,7 +171,7 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
+class _InSegments:
     """Amounts that depend on the number of segments S as ``whole + edge / S``."""
 
     steps: int
@@ -205,7 +206,7 @@ class _Profile:
     # Where data flow from or to a root: from 0.5, where ranks only send or only receive, to 1.
     two_way: float
     is_exchange: bool  # whether all steps are exchanges of one message of each rank with all others
-    pieces: _Pieces | None
+    pieces: _InSegments | None
 
     def waits(self, num_segments: int) -> int:
         """How often, one after the other, a rank waits for another one: the steps, or the waves."""
@@ -214,7 +215,7 @@ class _Profile:
 
 
 def _means(schedule: Schedule, tally: Tally) -> _Means:
-    """The work of a rank, on average; what is packed counts twice."""
+    """The average work of a rank."""
     world_size = schedule.world_size
     amounts = (
         sum(tally.sent),
@@ -259,7 +260,7 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
                 by_rounds = world_size, few, few // 2
             ways = (by_rounds, by_traffic, by_reduced, by_traffic, by_traffic, by_traffic)
             before = _means(half, tally_of(half))
-            means = _Means(*map(_extended, means, before, ways))
+            means = _Means(*map(_extrapolated, means, before, ways))
     return _Profile(
         chunks, counts.rounds, traffic, reduced, further, means, two_way, is_exchange, pieces
     )
@@ -280,7 +281,7 @@ def _countable(entry: Algorithm, world_size: int) -> int:
     return few
 
 
-def _extended(amount: float, before: float, places: tuple[float, float, float]) -> float:
+def _extrapolated(amount: float, before: float, places: tuple[float, float, float]) -> float:
     """Go on in a straight line to the first place, from points at the others, not below 0."""
     here, there, earlier = places
     if there == earlier:
@@ -288,13 +289,13 @@ def _extended(amount: float, before: float, places: tuple[float, float, float]) 
     return max(0.0, amount + (amount - before) * (here - there) / (there - earlier))
 
 
-def _pieces(schedule: Schedule, steps: int, steps_now: int, most: int) -> _Pieces:
+def _pieces(schedule: Schedule, steps: int, steps_now: int, most: int) -> _InSegments:
     """Amounts in segments, from a schedule of ``steps`` steps, for ``steps_now`` steps."""
     once, twice = wavefront_counts(schedule, steps), wavefront_counts(schedule, 2 * steps)
     traffic_edge = float(2 * steps * (once.traffic - twice.traffic))
     reduced_edge = float(2 * steps * (once.reduced - twice.reduced))
     stretch = (steps_now - 1) / (steps - 1) if steps > 1 else 1.0
-    return _Pieces(
+    return _InSegments(
         steps_now,
         float(once.traffic) - traffic_edge / steps,
         traffic_edge * stretch,
@@ -391,11 +392,8 @@ def predictions(
     recursive_doubling 36 us, then generalized=3
     rabenseifner 155093 us, then bine
     """
-    rows = [
-        (predict(entry, nbytes, world_size, costs), entry.second_choice)
-        for entry in _predictable(collective, world_size)
-    ]
-    return tuple(row for row, _ in sorted(rows, key=_order))
+    entries = _predictable(collective, world_size)
+    return _ranked((entry, predict(entry, nbytes, world_size, costs)) for entry in entries)
 
 
 def _predictable(collective: str, world_size: int) -> list[Algorithm]:
@@ -431,29 +429,23 @@ def _close(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
 def fastest(
     collective: str, nbytes: int, world_size: int, costs: Parameters, order: OperandOrder
 ) -> tuple[Prediction, ...]:
-    """Those of `predictions`, with an order of operands, that the model cannot tell from the first.
+    """The `predictions` with an order of operands that the model cannot tell from the first.
 
     To predict all takes some ten milliseconds in a program's first call. So each algorithm first
     gets a lower bound, of its rounds and traffic, and those whose bound is above a prediction are
     left out.
     """
-    bounded = sorted(
-        (
-            (_least_s(entry, nbytes, world_size, costs), entry)
-            for entry in _predictable(collective, world_size)
-            if entry.order >= order
-        ),
-        key=lambda pair: pair[0],
-    )
-    rows: list[tuple[Prediction, bool]] = []
+    able = [entry for entry in _predictable(collective, world_size) if entry.order >= order]
+    bounds = [(_least_s(entry, nbytes, world_size, costs), entry) for entry in able]
+    rows: list[tuple[Algorithm, Prediction]] = []
     most_s = math.inf
-    for least_s, entry in bounded:
+    for least_s, entry in sorted(bounds, key=itemgetter(0)):
         if least_s > most_s:
             break
         row = predict(entry, nbytes, world_size, costs)
-        rows.append((row, entry.second_choice))
+        rows.append((entry, row))
         most_s = min(most_s, row.seconds * (1 + MODEL_ERROR))
-    return _close([row for row, _ in sorted(rows, key=_order)])
+    return _close(_ranked(rows))
 
 
 def _least_s(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -> float:
@@ -468,7 +460,12 @@ def _least_s(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) 
     return link.seconds(nbytes, float(counts.rounds), *amounts)
 
 
-def _order(predicted: tuple[Prediction, bool]) -> tuple[float, bool, float, bool, str]:
-    """Of equal times, those without segments come first: segments cost something, too."""
-    row, second_choice = predicted
-    return row.seconds, second_choice, row.path_s, row.segment_bytes is not None, row.algorithm
+def _ranked(rows: Iterable[tuple[Algorithm, Prediction]]) -> tuple[Prediction, ...]:
+    """The predictions, the fastest first; of equal times, those without segments come first."""
+
+    def place(pair: tuple[Algorithm, Prediction]) -> tuple[float, bool, float, bool, str]:
+        entry, row = pair
+        has_segments = row.segment_bytes is not None
+        return row.seconds, entry.second_choice, row.path_s, has_segments, row.algorithm
+
+    return tuple(row for _, row in sorted(rows, key=place))

@@ -5,10 +5,10 @@
 `contracts`    the promise of each collective; the orders of operands
 `counting`     the one counter of rounds, messages and data
 `drawing`      the step-by-rank grid
-`outside`      what is asked of the laboratory, which is not known here
+`outside`      functions of the laboratory, which the core does not know
 `verifier`     the proof that a schedule keeps its contract
-`schedule`     what the other rooms read: all facts of the steps filled in; the text form,
-               NCCL's words, and the order of reduction: as a sum, and by element
+`schedule`     schedules with all facts of their steps; their text form, NCCL's words, and
+               the order of reduction: as a sum, and by element
 `compose`      programs made of programs: in parallel, renumbered, in place; an all-reduce in
                two parts, between which others can combine
 =============  ==========================================================

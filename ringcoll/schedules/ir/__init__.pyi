@@ -5,6 +5,7 @@ from .compose import renumber as renumber
 from .compose import split as split
 from .compose import step_count as step_count
 from .compose import unfinished as unfinished
+from .compose import with_copy as with_copy
 from .contracts import CONTRACTS as CONTRACTS
 from .contracts import LARGEST_WORLD as LARGEST_WORLD
 from .contracts import Contract as Contract

@@ -12,7 +12,7 @@ host, an all-reduce between the hosts and an all-gather inside each host::
 An all-reduce itself falls into two parts: until it has completed its chunks, and from there on.
 Between them each chunk is complete on some ranks: on one after a ring, on the root of a tree, on
 all after recursive doubling. There the results of several groups can be combined, by any other
-all-reduce, and the second part passes on what comes out. The parts are found by the reductions that
+all-reduce, and the second part passes on the results. The parts are found by the reductions that
 are marked `final`::
 
     ring, rank 0 of 3   >1:2 +2:1 | >1:1 +2:0! | >1:0 <2:2 | >1:2 <2:1
@@ -40,6 +40,8 @@ from ringcoll.schedules.ir.steps import (
     Ref,
     Send,
     Step,
+    copy,
+    inp,
     out,
 )
 
@@ -77,6 +79,13 @@ def renumber(
 
     for step in program:
         yield Step(*(operation.mapped(ref, peer) for operation in step))
+
+
+def with_copy(program: Program, *chunks: int, on: bool = True) -> Program:
+    """Let a rank copy chunks of its input to its output in the first step, if ``on`` says so."""
+    if on:
+        yield Step(*(copy(out(chunk), inp(chunk)) for chunk in chunks), *next(program))
+    yield from program
 
 
 def in_place(
@@ -159,7 +168,7 @@ class Opening:
     """The place where an all-reduce falls into two parts."""
 
     first_steps: int
-    """Number of steps of the first part."""
+    """Steps of the first part."""
     completed: tuple[tuple[int, ...], ...]
     """Chunks that each rank has completed by then, in their order."""
 
@@ -174,16 +183,9 @@ def step_count(schedule: Schedule) -> int:
 def opening_of(schedule: Schedule) -> Opening:
     """Find the place where an all-reduce falls into two parts.
 
-    Raises
-    ------
-    ScheduleError
-        A rank passes on a chunk before all chunks are complete, or completes it outside of the
-        output.
-    TooLargeError
-        The schedule is too large.
+    A `ScheduleError` says which rank passes on a chunk before all chunks are complete, or completes
+    a chunk outside of the output.
 
-    Examples
-    --------
     >>> from ringcoll.schedules.algorithms import schedule_of
     >>> opening_of(schedule_of("all_reduce", "ring", 3))
     Opening(first_steps=2, completed=((0,), (1,), (2,)))
@@ -209,7 +211,9 @@ def opening_of(schedule: Schedule) -> Opening:
         for ref in known:
             if ref.buffer is not Buffer.OUTPUT:
                 raise _refusal(schedule, rank, ref, "is not in the output")
-    return Opening(first_steps, tuple(tuple(sorted(ref.chunk for ref in it)) for it in completed))
+    return Opening(
+        first_steps, tuple(tuple(sorted(ref.chunk for ref in refs)) for refs in completed)
+    )
 
 
 def _refusal(schedule: Schedule, rank: int, ref: Ref, reason: str) -> ScheduleError:

@@ -56,7 +56,7 @@ _OTHERS, _OTHERS_TWICE = _part(1, -1), _part(2, -2)
 
 
 def _least(sent: _Share, received: _Share, reduced: _Share = _NOTHING) -> _Amounts:
-    """What the busiest rank has to send, to receive and to reduce, if it is not alone."""
+    """The amounts that the busiest rank has to send, receive and reduce; 0 on a single rank."""
 
     def amounts(world_size: int) -> tuple[Fraction, Fraction, Fraction]:
         if world_size == 1:
@@ -103,7 +103,7 @@ class Contract:
         For a collective that reduces: how many ranks, from rank 0 on, contribute to the output of a
         rank; called with ``(rank, world_size)``. By default all do.
     phases
-        For a collective that reduces: what it is made of, as (collective that only moves, whether
+        For a collective that reduces: its parts, as (collective that only moves, whether
         backwards). Backwards, every message goes the other way, in the opposite order of steps.
     """
 
@@ -144,11 +144,6 @@ class Contract:
     def can_be_cut(self) -> bool:
         """Whether data can be cut into segments that all ranks know."""
         return self.common_lengths and not self.at_least_once
-
-    @property
-    def aliasings(self) -> tuple[bool, ...]:
-        """The values of ``in_place`` for which a schedule has to be right."""
-        return (False, True) if self.in_place else (False,)
 
     def chunks_per_block(self, num_chunks: int, world_size: int) -> int:
         """Chunks that a schedule cuts each block into.

@@ -66,8 +66,8 @@ def count(step: Step) -> tuple[int, int, int, int, int]:
     return sends, receives, sent, received, reduced
 
 
-_SMALL = 1 << 7  # ranks up to which the work of a schedule of short steps is not estimated
-_SAMPLED = 8  # ranks, beside the root, from which the work of all is estimated
+_SMALL_WORLD = 1 << 7  # ranks up to which the work of a schedule of short steps is not estimated
+_SAMPLED_RANKS = 8  # ranks, beside the root, from which the work of all is estimated
 MOST_STEPS = 1 << 18
 """Steps of a rank whose program is read before it is proved: with more, it may have no end."""
 _MOST_WORK = 5 << 20
@@ -84,7 +84,7 @@ def estimated(schedule: Written, weigh: Callable[[Step], int], most: int) -> int
     root, world_size = schedule.root, schedule.world_size
     # Spread as by chance: every 4,096th rank, say, is at the top of most trees.
     others = sorted(
-        {(root + 1 + 40_503 * place) % world_size for place in range(_SAMPLED)} - {root}
+        {(root + 1 + 40_503 * place) % world_size for place in range(_SAMPLED_RANKS)} - {root}
     )
     of_root = of_others = 0
     for index, rank in enumerate((root, *others)):
@@ -118,7 +118,7 @@ def moved(step: Step) -> int:
 
 def _is_small(schedule: Written) -> bool:
     world_size = schedule.world_size
-    return world_size <= _SMALL and world_size * schedule.num_chunks <= _SMALL**2
+    return world_size <= _SMALL_WORLD and world_size * schedule.num_chunks <= _SMALL_WORLD**2
 
 
 def check_end(schedule: Written, number: int) -> None:

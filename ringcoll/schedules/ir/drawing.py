@@ -29,7 +29,7 @@ from ringcoll.schedules.ir.steps import (
     Written,
 )
 
-_WIDE = 16  # ranks and steps on either side of a mark; a wider grid is unreadable
+_WINDOW = 16  # ranks and steps on either side of a mark; a wider grid is unreadable
 
 
 def as_runs(numbers: Iterable[int]) -> str:
@@ -112,8 +112,8 @@ def grid(
     world_size, steps_of = _steps(source, world_size, root)
     ranks, first, last = range(world_size) if ranks is None else ranks, 0, None
     if mark is not None:
-        ranks = range(world_size)[max(0, mark[0] - _WIDE // 2) : mark[0] + _WIDE // 2 + 1]
-        first, last = max(0, mark[1] - _WIDE), mark[1] + _WIDE
+        ranks = range(world_size)[max(0, mark[0] - _WINDOW // 2) : mark[0] + _WINDOW // 2 + 1]
+        first, last = max(0, mark[1] - _WINDOW), mark[1] + _WINDOW
     rows = [["step", *(f"rank {rank}" for rank in ranks)]]
     columns = (islice(steps_of(rank), first, last) for rank in ranks)
     table = list(zip_longest(*columns, fillvalue=Step()))

@@ -1,7 +1,7 @@
-"""What the core asks of the laboratory, which it does not know.
+"""Functions of the laboratory that the core calls without knowing the laboratory.
 
-The core proves schedules and sends what they say. Who draws them, and who reads the files of other
-systems, says the root of the package, which knows both.
+The core proves and runs schedules. The laboratory draws them, and reads files of other systems. The
+root of the package knows both, and puts the functions here.
 """
 
 from __future__ import annotations

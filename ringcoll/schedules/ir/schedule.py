@@ -52,7 +52,7 @@ class Schedule(Written):
         The root of a rooted collective, otherwise 0.
     program
         The steps of a rank as they are written. Called with the rank; evaluated lazily.
-        Whoever reads a schedule calls `steps`.
+        `steps` is the way to read a schedule.
     stated_cost
         Rounds, traffic and reduced data as the entry of the algorithm states them; `verify`
         compares them with the counted ones. ``None`` if no cost is stated.

@@ -77,7 +77,7 @@ class Ref(NamedTuple):
         return f"{'inp' if self.buffer is Buffer.INPUT else 'out'}({self.chunk!r})"
 
 
-def _remembered(make: Callable[_Numbers, Ref]) -> Callable[_Numbers, Ref]:
+def _made_once(make: Callable[_Numbers, Ref]) -> Callable[_Numbers, Ref]:
     """Make each reference once; ``True`` and 1.0 are other numbers than 1."""
     known = lru_cache(maxsize=1 << 16, typed=True)(make)
 
@@ -91,19 +91,19 @@ def _remembered(make: Callable[_Numbers, Ref]) -> Callable[_Numbers, Ref]:
     return reference
 
 
-@_remembered
+@_made_once
 def inp(chunk: int) -> Ref:
     """Chunk of the input."""
     return Ref(Buffer.INPUT, chunk)
 
 
-@_remembered
+@_made_once
 def out(chunk: int) -> Ref:
     """Chunk of the output."""
     return Ref(Buffer.OUTPUT, chunk)
 
 
-@_remembered
+@_made_once
 def tmp(slot: int, chunk: int) -> Ref:
     """Slot of scratch memory that holds data as long as ``chunk``."""
     return Ref(Buffer.SCRATCH, chunk, slot)
@@ -113,7 +113,7 @@ def _refs(refs: Iterable[Ref]) -> str:
     return " ".join(map(str, refs))
 
 
-def _all(ref: Callable[[Ref], Ref], refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
+def _mapped(ref: Callable[[Ref], Ref], refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
     return tuple(map(ref, refs))
 
 
@@ -122,38 +122,37 @@ def _all(ref: Callable[[Ref], Ref], refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send the chunks, as one message, to ``peer``."""
-
+class _Message:
     peer: int
     refs: tuple[Ref, ...]
+
+    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Self:
+        return type(self)(peer(self.peer), _mapped(ref, self.refs))
+
+
+class Send(_Message):
+    """Send the chunks, as one message, to ``peer``."""
+
+    __slots__ = ()
     writes: ClassVar[tuple[Ref, ...]] = ()
 
     @property
     def reads(self) -> tuple[Ref, ...]:
         return self.refs
 
-    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Send:
-        return Send(peer(self.peer), _all(ref, self.refs))
-
     def __str__(self) -> str:
         return f"send {_refs(self.refs)} to {self.peer}"
 
 
-@dataclass(frozen=True, slots=True)
-class Recv:
+class Recv(_Message):
     """Receive one message from ``peer`` into the chunks."""
 
-    peer: int
-    refs: tuple[Ref, ...]
+    __slots__ = ()
     reads: ClassVar[tuple[Ref, ...]] = ()
 
     @property
     def writes(self) -> tuple[Ref, ...]:
         return self.refs
-
-    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Recv:
-        return Recv(peer(self.peer), _all(ref, self.refs))
 
     def __str__(self) -> str:
         return f"recv {_refs(self.refs)} from {self.peer}"
@@ -187,7 +186,7 @@ class RecvReduce:
         return self.into
 
     def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> RecvReduce:
-        into, local = _all(ref, self.into), _all(ref, self.local)
+        into, local = _mapped(ref, self.into), _mapped(ref, self.local)
         return replace(self, peer=peer(self.peer), into=into, local=local)
 
     def __str__(self) -> str:
@@ -236,7 +235,7 @@ class Reduce:
         return (self.into,)
 
     def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Reduce:
-        return replace(self, into=ref(self.into), sources=_all(ref, self.sources))
+        return replace(self, into=ref(self.into), sources=_mapped(ref, self.sources))
 
     def __str__(self) -> str:
         mark = " final" if self.final else ""
@@ -326,7 +325,7 @@ class Shown:
 
 @dataclass(frozen=True, eq=False)
 class Written(Shown):
-    """The programs of all ranks as they are written: what a `Schedule` begins with.
+    """The programs of all ranks as they are written; a `Schedule` fills in the facts left out.
 
     Parameters are those of `ringcoll.schedules.ir.schedule.Schedule`. The name of the algorithm,
     which may come from a file, is made `printable`.
@@ -361,7 +360,7 @@ class Written(Shown):
         return iter(self.program(rank))
 
 
-_ALWAYS = 1 << 20  # chunks of all ranks, and slots, for which there is always memory
+_MOST_UNCHECKED = 1 << 20  # chunks of all ranks, and slots, for which there is always memory
 
 
 def num_places(schedule: Written) -> int:
@@ -385,7 +384,7 @@ def check_room(schedule: Written, num_refs: int) -> None:
     if schedule.collective not in CONTRACTS:  # the verifier and the executor refuse the name
         return
     for name, needed in (("num_chunks", num_places(schedule)), ("num_slots", schedule.num_slots)):
-        if needed > max(_ALWAYS, 2 * num_refs):
+        if needed > max(_MOST_UNCHECKED, 2 * num_refs):
             raise ScheduleError(
                 f"{name}={getattr(schedule, name)} is too large for the steps, which name "
                 f"{num_refs} chunks"

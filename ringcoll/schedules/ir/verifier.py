@@ -23,6 +23,7 @@ allocation where they can.
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -37,7 +38,6 @@ from ringcoll.schedules.ir.drawing import grid
 from ringcoll.schedules.ir.steps import (
     Buffer,
     Copy,
-    Operation,
     Program,
     Recv,
     RecvReduce,
@@ -54,9 +54,9 @@ _GLOBAL_STEPS = (
     "steps are global: all ranks count the same steps, and a rank that waits yields an empty Step()"
 )
 _END = Step()  # known by identity
-_DRAWN = 16  # ranks up to which a grid without a mark can be read
-_DRAWN_STEPS = 1 << 12  # that a grid has at least, of a program with so many
-_OFTEN = 10**6  # contributions of a rank that are not counted one by one any more
+_DRAWN_WORLD = 16  # ranks up to which a grid without a mark can be read
+_LEAST_DRAWN_STEPS = 1 << 12  # that a grid has at least, of a program with so many
+_MANY = 10**6  # contributions of a rank that are not counted one by one any more
 
 Order = tuple[int | str, ...]
 """An order of reduction in postfix: ``(0, 1, "+", 2, "+")`` is (x0 + x1) + x2."""
@@ -134,7 +134,7 @@ class _Symbols:
 
     def describe(self, value: int) -> str:
         """Contributions in words, for an error message."""
-        counts: dict[int, int] = {}
+        counts = Counter[int]()
         # Operands have lower numbers. The order itself may be 2**n long after n steps.
         uses = {value: 1}
         for number in range(value, -1, -1):
@@ -143,12 +143,12 @@ class _Symbols:
                 continue
             left, right = self._left[number], self._right[number]
             if left < 0:
-                counts[right] = counts.get(right, 0) + times
+                counts[right] += times
             else:
-                uses[left] = min(_OFTEN, uses.get(left, 0) + times)
-                uses[right] = min(_OFTEN, uses.get(right, 0) + times)
+                uses[left] = min(_MANY, uses.get(left, 0) + times)
+                uses[right] = min(_MANY, uses.get(right, 0) + times)
         ranks = ", ".join(
-            f"{rank}" if times == 1 else f"{rank} ({'many' if times >= _OFTEN else times} times)"
+            f"{rank}" if times == 1 else f"{rank} ({'many' if times >= _MANY else times} times)"
             for rank, times in sorted(counts.items())
         )
         return f"chunk {self.chunk[value]} from ranks {ranks}"
@@ -324,7 +324,7 @@ class _Verifier:
 
     def drawable(self, rank: int, world_size: int) -> Program:
         """The steps of a rank, as they are written, up to a fault of its program."""
-        most = max(_DRAWN_STEPS, 2 * self.step)  # the program may have no end
+        most = max(_LEAST_DRAWN_STEPS, 2 * self.step)  # the program may have no end
         with suppress(Exception):
             steps = islice(self.schedule.program(rank), most)
             yield from takewhile(lambda step: isinstance(step, Step), steps)
@@ -340,28 +340,22 @@ class _Verifier:
 
     def walk(self) -> Iterator[int]:
         """Do step after step; yield the number of each when it is done."""
-        programs: list[Program | None] = [
-            self.started(rank) for rank in range(self.schedule.world_size)
-        ]
+        programs = {rank: self.started(rank) for rank in range(self.schedule.world_size)}
         while True:
             steps: list[tuple[int, Step]] = []
-            running = False
-            for rank, program in enumerate(programs):
-                if program is None:
-                    continue
+            for rank, program in [*programs.items()]:
                 try:
                     step = next(program, _END)
                 except Exception as error:
                     raise self.fail(_in_words(error), rank) from error
                 if step is _END:
-                    programs[rank] = None
+                    del programs[rank]
                     continue
                 if not isinstance(step, Step):
                     raise self.fail(f"the program yielded {step!r}, which is not a Step", rank)
-                running = True
                 if step:
                     steps.append((rank, step))
-            if not running:
+            if not programs:
                 break
             if steps:
                 try:
@@ -390,17 +384,7 @@ class _Verifier:
         writes = [(rank, self.do_rank(rank, step, mail)) for rank, step in steps]
         for (source, target), letters in mail.items():
             if letters:
-                refs = letters[0][0].refs
-                number = self.other_step(source, target)
-                raise self.fail(
-                    "the message is never received"
-                    if number is None
-                    else f"the message is sent in step {self.step}, but received in step "
-                    f"{number}; {_GLOBAL_STEPS}",
-                    source,
-                    peer=target,
-                    chunk=refs[0].chunk if refs else None,
-                )
+                raise self.unmatched(source, target, letters[0][0].refs, is_sent=True)
         for rank, written in writes:
             self.memory[rank].update(written)
         self.symbols.end_step()
@@ -465,9 +449,9 @@ class _Verifier:
     def mark_staged(self, rank: int, step: Step, written: dict[int, int]) -> None:
         """Note a step that reads a place that it writes, also if input and output share memory."""
         shared = self.shared[rank] if self.rules.in_place else ()
-
         for operation in step:
-            for ref, target in _reads(operation):
+            updated = operation.into if type(operation) is RecvReduce else ()
+            for ref, target in zip_longest(operation.reads, updated):
                 place = self.place(rank, ref)
                 if ref.buffer is Buffer.INPUT and ref.chunk in shared:
                     place += self.num_chunks  # where the output of that chunk is
@@ -480,16 +464,7 @@ class _Verifier:
         self.check_peer(rank, peer)
         letters = mail.get((peer, rank))
         if not letters:
-            number = self.other_step(peer, rank)
-            raise self.fail(
-                "nothing is sent to match the receive"
-                if number is None
-                else f"the message is received in step {self.step}, but sent in step "
-                f"{number}; {_GLOBAL_STEPS}",
-                rank,
-                peer=peer,
-                chunk=into[0].chunk if into else None,
-            )
+            raise self.unmatched(peer, rank, into, is_sent=False)
         operation, values = letters.pop(0)
         sent, expected = [ref.chunk for ref in operation.refs], [ref.chunk for ref in into]
         if sent != expected:
@@ -502,8 +477,10 @@ class _Verifier:
             )
         return values
 
-    def other_step(self, source: int, target: int) -> int | None:
-        """The nearest step that has the missing end of a message between two ranks."""
+    def unmatched(
+        self, source: int, target: int, refs: tuple[Ref, ...], *, is_sent: bool
+    ) -> VerificationError:
+        """The error of a message with one end in this step, at its source or at its target."""
 
         def messages(rank: int, peer: int, *kinds: type) -> list[int]:
             return [
@@ -514,7 +491,17 @@ class _Verifier:
         ends = messages(source, target, Send), messages(target, source, Recv, RecvReduce)
         surplus = [sends - receives for sends, receives in zip_longest(*ends, fillvalue=0)]
         others = (step for step, more in enumerate(surplus) if more * surplus[self.step] < 0)
-        return min(others, key=lambda step: abs(step - self.step), default=None)
+        nearest = min(others, key=lambda step: abs(step - self.step), default=None)
+        rank, peer = (source, target) if is_sent else (target, source)
+        here, there = ("sent", "received") if is_sent else ("received", "sent")
+        if nearest is not None:
+            reason = f"the message is {here} in step {self.step}, but {there} in step {nearest}; "
+            reason += _GLOBAL_STEPS
+        elif is_sent:
+            reason = "the message is never received"
+        else:
+            reason = "nothing is sent to match the receive"
+        return self.fail(reason, rank, peer=peer, chunk=refs[0].chunk if refs else None)
 
     def check_peer(self, rank: int, peer: int) -> None:
         if type(peer) is not int or not 0 <= peer < self.schedule.world_size or peer == rank:
@@ -621,7 +608,7 @@ class _Verifier:
         written[place] = value
 
     def held(self) -> Held:
-        """What each rank has of each chunk: see `history`."""
+        """The chunks of each rank, and the ranks that have contributed to them: see `history`."""
         symbols = self.symbols
         every = range(self.schedule.world_size)
         held: list[dict[int, frozenset[int]]] = []
@@ -674,9 +661,7 @@ class _Verifier:
         self.check_cost(counts)
         return Proof(
             schedule=schedule,
-            rounds=counts.rounds,
-            traffic=counts.traffic,
-            reduced=counts.reduced,
+            **counts._asdict(),
             sent_mean=Fraction(sum(tally.sent), chunks * world_size),
             sent_max=Fraction(max(tally.sent), chunks),
             messages_mean=Fraction(sum(tally.sends), world_size),
@@ -701,27 +686,12 @@ class _Verifier:
                     f"the cost of {schedule.collective} {schedule.algorithm} on {world_size} "
                     f"ranks: {name} is stated as {other} and counted as {number}; correct the "
                     "stated cost, or leave it out to have it counted",
-                    grid=grid(self.drawable, world_size) if world_size <= _DRAWN else "",
+                    grid=grid(self.drawable, world_size) if world_size <= _DRAWN_WORLD else "",
                 )
 
 
 _Mail = dict[tuple[int, int], list[tuple[Send, list[int]]]]
 """Messages under way in a step, by (source, target), with their values."""
-
-
-def _reads(operation: Operation) -> Iterator[tuple[Ref, Ref | None]]:
-    """The places that an operation reads, each with the place that it may update in place."""
-    match operation:
-        case Send():
-            yield from ((ref, None) for ref in operation.refs)
-        case Copy():
-            yield operation.source, None
-        case Reduce():
-            yield from ((ref, None) for ref in operation.sources)
-        case RecvReduce():
-            yield from zip(operation.local, operation.into, strict=True)
-        case Recv():
-            pass
 
 
 def verify(schedule: Written) -> Proof:
@@ -761,17 +731,7 @@ def verify(schedule: Written) -> Proof:
 
 
 def finals_of(schedule: Written) -> frozenset[tuple[int, int, int]]:
-    """Find the reductions that complete a chunk and leave it to the library to say so.
-
-    Returns
-    -------
-    frozenset of (rank, step, index in the step)
-
-    Raises
-    ------
-    VerificationError
-        The schedule does not keep its contract.
-    """
+    """The rank, step and index of reductions that complete a chunk without stating it."""
     check_work(schedule)
     with without_collection():
         verifier = _Verifier(schedule, in_place=False)
