@@ -208,6 +208,7 @@ def test_imports_point_one_way(file: Path) -> None:
         ("runtime.group", "def f():\n    from ringcoll.lab.search import fit"),
         ("schedules.ir", "from ringcoll.schedules.algorithms import find"),
         ("schedules.ir", "from ringcoll.schedules import send"),
+        ("lab.search", "from ringcoll.lab import simulate"),
         ("schedules.cost", "def f():\n    import ringcoll.runtime.machine.settings"),
         ("lab.search", "from ringcoll.runtime.machine import cores"),
         ("training", "from ringcoll.tools.tracing import trace"),
@@ -253,7 +254,9 @@ def door(room: str) -> set[str]:
     }
 
 
-DOORS = {room: door(room) for room in (*ROOMS, "schedules") if room not in {*AT_ROOT, "tools"}}
+DOORS = {
+    room: door(room) for room in (*ROOMS, "schedules", "lab") if room not in {*AT_ROOT, "tools"}
+}
 
 
 def split_at_door(parts: list[str]) -> tuple[str, list[str]]:
@@ -300,6 +303,7 @@ def test_rooms_import_through_doors(file: Path) -> None:
     [
         "from ringcoll.schedules.ir.steps import send",
         "from ringcoll.schedules import verify, _symbols",
+        "from ringcoll.lab import simulate, wave_of",
         "import ringcoll.schedules.ir.steps",
         "def f():\n    import ringcoll.runtime.machine.facts as facts",
         "from ringcoll.runtime.transport import catalogue\ncatalogue._automatic",

@@ -77,7 +77,7 @@ ONLY = {
             f"{room.replace('.', '/')}/__init__"
             for room in DOORS.keys()
             - {"schedules.algorithms"}
-            - {"schedules", "schedules.ir", "training"}  # by `_package`
+            - {"schedules", "schedules.ir", "lab", "training"}  # by `_package`
         ),
     },
     "subprocess": {"tools/cli/versions", "tools/cli/programs"},

@@ -16,13 +16,12 @@ from ringcoll.lab.pictures import (
     MOST_RANKS,
     Film,
     film,
-    layout_of,
     moving_picture,
     step_pictures,
     steps_picture,
 )
 from ringcoll.lab.pictures.step_pictures import DrawnMessage, Scenery
-from ringcoll.lab.pictures.svg import network_layout, width_of
+from ringcoll.lab.pictures.svg import layout_of, network_layout, width_of
 from ringcoll.lab.simulation import topology_named
 from ringcoll.schedules import (
     Program,
