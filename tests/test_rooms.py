@@ -83,7 +83,7 @@ ALLOWED = {
 # What single rooms need besides: signs of markup, an image within a page; chance that a seed decides, and a solver that is imported late.
 ALSO_ALLOWED = {
     "lab.pictures": {"base64", "html"},
-    "lab.search": {"ortools", "random"},
+    "lab.search": {"networkx", "ortools", "random"},
 }
 # And single files: the page of the package that plays, with its packed data.
 ALLOWED_IN_FILES = {

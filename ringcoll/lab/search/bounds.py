@@ -27,14 +27,16 @@ end. A search has to beat the registered algorithms.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from heapq import heappop, heappush
-from math import ceil, inf, lcm
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
+
+import networkx as nx
+from networkx.algorithms.flow import edmonds_karp
 
 from ringcoll.lab.search.hops import (
     Demand,
@@ -52,47 +54,6 @@ from ringcoll.schedules.algorithms import Algorithm, algorithms
 _ORIGIN: Node = -1
 _END: Node = -2
 _EXACT_RANKS = 32
-_STEPS = 1 << 40
-
-
-def maximum_flow(
-    capacities: Mapping[Node, Mapping[Node, int]], source: Node, sink: Node, enough: int
-) -> tuple[int, set[Node]]:
-    """Send as much as possible from one node to another, up to ``enough``, over arcs by their ends.
-
-    By shortest augmenting paths: J. Edmonds and R. M. Karp, "Theoretical improvements in
-    algorithmic efficiency for network flow problems", 1972.
-
-    >>> maximum_flow({0: {1: 3, 2: 1}, 1: {2: 1, 3: 1}, 2: {3: 5}}, 0, 3, enough=9)
-    (3, {0, 1})
-    """
-    left: dict[Node, Counter[Node]] = defaultdict(Counter)
-    for node, arcs in capacities.items():
-        for target, capacity in arcs.items():
-            left[node][target] += capacity
-            left[target][node] += 0
-    flow = 0
-    while flow < enough:
-        before: dict[Node, Node] = {source: source}
-        waiting = deque([source])
-        while waiting and sink not in before:
-            node = waiting.popleft()
-            for target, room in left[node].items():
-                if room and target not in before:
-                    before[target] = node
-                    waiting.append(target)
-        if sink not in before:
-            return flow, set(before)
-        path = [sink]
-        while path[-1] != source:
-            path.append(before[path[-1]])
-        arcs_of_path = list(zip(path[1:], path[:-1], strict=True))
-        more = min(enough - flow, *(left[a][b] for a, b in arcs_of_path))
-        for a, b in arcs_of_path:
-            left[a][b] -= more
-            left[b][a] += more
-        flow += more
-    return flow, set()
 
 
 def least_steps(graph: HopGraph, demand: Demand) -> int:
@@ -114,77 +75,60 @@ def least_rounds_per_chunk(
     >>> str(least_rounds_per_chunk(dgx1(), hops_of(dgx1()), demand_of("all_gather", 8)))
     '7/6'
     """
-    speeds = _speeds(topology, graph, backwards)
+    network = _network(topology)
+    if backwards:
+        network = network.reverse()
     owners, wanted = demand.owners[:: demand.chunks], demand.wanted[:: demand.chunks]
-    pairs = [
-        (owner, rank)
-        for owner, ranks in zip(owners, wanted, strict=True)
-        for rank in sorted(ranks - {owner})
-    ]
+    arriving: dict[int, Counter[int]] = defaultdict(Counter)  # blocks at a rank, by their owners
+    leaving: dict[int, Counter[int]] = defaultdict(Counter)
+    for owner, ranks in zip(owners, wanted, strict=True):
+        for rank in sorted(ranks - {owner}):
+            arriving[rank][owner] += 1
+            leaving[owner][rank] += 1
     least = Fraction(0)
-    for sink, amounts in _by_second(pairs).items():
-        least = _worst_cut(speeds, sink, amounts, least)
+    for rank, blocks in arriving.items():
+        least = _worst_cut(network, rank, blocks, least)
     if all(len(ranks - {owner}) <= 1 for owner, ranks in zip(owners, wanted, strict=True)):
         # Each block goes to one rank, so what leaves an owner is a flow, too: seen backwards.
-        speeds = _speeds(topology, graph, not backwards)
-        for source, amounts in _by_second((rank, owner) for owner, rank in pairs).items():
-            least = _worst_cut(speeds, source, amounts, least)
-    return least
+        for owner, blocks in leaving.items():
+            least = _worst_cut(network.reverse(), owner, blocks, least)
+    return least * graph.bandwidth
 
 
-_Speeds = dict[Node, dict[Node, Fraction | None]]
-"""Chunks a round on each link, by its ends; ``None`` if the link is never full."""
-
-
-def _speeds(topology: Topology, graph: HopGraph, backwards: bool) -> _Speeds:
-    speeds: _Speeds = defaultdict(dict)
+def _network(topology: Topology) -> nx.DiGraph:
+    """The links as arcs with a capacity in bytes per second; links of the same ends are one arc."""
+    network = nx.DiGraph()
     for link in topology.links:
-        source, target = (link.target, link.source) if backwards else (link.source, link.target)
-        speed = speeds[source].get(target, Fraction(0))
-        if link.capacity is None or speed is None:
-            speeds[source][target] = None
-        else:
-            speeds[source][target] = speed + Fraction(link.capacity) / graph.bandwidth
-    return speeds
+        speed = inf if link.capacity is None else Fraction(link.capacity)
+        known = network.get_edge_data(link.source, link.target, {"capacity": 0})["capacity"]
+        network.add_edge(link.source, link.target, capacity=known + speed)
+    return network
 
 
-def _by_second(pairs: Iterable[tuple[int, int]]) -> dict[int, Counter[int]]:
-    """How often each rank occurs before each other one."""
-    amounts: dict[int, Counter[int]] = defaultdict(Counter)
-    for first, second in pairs:
-        amounts[second][first] += 1
-    return amounts
+def _flow(
+    network: nx.DiGraph, sources: Mapping[int, Any], sinks: Iterable[int]
+) -> tuple[Any, set[Node]]:
+    """The largest flow from ranks, each with a capacity, to others; the nodes before its cut."""
+    network = network.copy()
+    network.add_edges_from((_ORIGIN, rank, {"capacity": room}) for rank, room in sources.items())
+    network.add_edges_from((rank, _END) for rank in sinks)
+    try:
+        flow, (near, _) = nx.minimum_cut(network, _ORIGIN, _END, flow_func=edmonds_karp)
+    except nx.NetworkXUnbounded:
+        return inf, set()
+    return flow, near
 
 
-def _worst_cut(speeds: _Speeds, sink: int, amounts: Counter[int], least: Fraction) -> Fraction:
-    """The rounds until all amounts can have reached a rank, and at least ``least``."""
-    total = amounts.total()
+def _worst_cut(network: nx.DiGraph, sink: int, amounts: Counter[int], least: Fraction) -> Fraction:
+    """The time until all amounts can have reached a rank, and at least ``least``."""
     while True:
-        rooms = {
-            source: {
-                target: Fraction(total) if speed is None else least * speed
-                for target, speed in arcs.items()
-            }
-            for source, arcs in speeds.items()
-        }
-        scale = lcm(*(room.denominator for arcs in rooms.values() for room in arcs.values()))
-        network: dict[Node, dict[Node, int]] = {
-            source: {target: int(room * scale) for target, room in arcs.items()}
-            for source, arcs in rooms.items()
-        }
-        network[_ORIGIN] = {owner: amount * scale for owner, amount in amounts.items()}
-        _, near = maximum_flow(network, _ORIGIN, sink, total * scale)
-        if not near:
+        rooms = {owner: amount / least if least else inf for owner, amount in amounts.items()}
+        flow, near = _flow(network, rooms, [sink])
+        if flow == sum(rooms.values()):
             return least
         # The data that have to leave these nodes, over the speed of the links that leave them.
-        leaving = [
-            speed
-            for source in near & speeds.keys()
-            for target, speed in speeds[source].items()
-            if target not in near and speed is not None
-        ]
-        amount = sum(amount for owner, amount in amounts.items() if owner in near)
-        least = Fraction(amount) / sum(leaving, Fraction(0))
+        speed = sum(speed for *_, speed in nx.edge_boundary(network, near, data="capacity"))
+        least = sum(amount for owner, amount in amounts.items() if owner in near) / speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,29 +199,16 @@ def _farthest(rules: Contract, topology: Topology, root: int) -> tuple[float, st
             sources.append(set(range(rules.contributors(rank, world_size))) if blocks else set())
         else:
             sources.append({rules.owner(block, world_size, root) for block in blocks})
+    network = nx.MultiDiGraph()
+    for link in topology.links:
+        network.add_edge(link.source, link.target, latency_s=float(link.latency_s))
     most, ends = 0.0, (0, 0)
     for source in range(world_size):
-        distances = _latencies(topology, source)
+        distances = nx.single_source_dijkstra_path_length(network, source, weight="latency_s")
         for rank, needed in enumerate(sources):
             if source in needed and rank != source and distances[rank] > most:
                 most, ends = distances[rank], (source, rank)
     return most + float(topology.alpha_s), f"the way from rank {ends[0]} to rank {ends[1]}"
-
-
-def _latencies(topology: Topology, source: int) -> dict[Node, float]:
-    """Seconds from a rank to each node, on the ways of least latency (E. W. Dijkstra, 1959)."""
-    leaving: dict[Node, list[tuple[Node, float]]] = defaultdict(list)
-    for link in topology.links:
-        leaving[link.source].append((link.target, float(link.latency_s)))
-    distances: dict[Node, float] = {}
-    waiting: list[tuple[float, str, Node]] = [(0.0, "", source)]
-    while waiting:
-        seconds, _, node = heappop(waiting)
-        if node not in distances:
-            distances[node] = seconds
-            for target, latency_s in leaving[node]:
-                heappush(waiting, (seconds + latency_s, str(target), target))
-    return distances
 
 
 def _of_sets(
@@ -285,12 +216,12 @@ def _of_sets(
 ) -> Iterator[tuple[float, str]]:
     """Seconds for each byte that sets of ranks need at least, and the set in words."""
     world_size = topology.world_size
-    everyone = frozenset(range(world_size))
+    network, everyone = _network(topology), frozenset(range(world_size))
     whole = rules.blocks_of_rank(world_size)
 
     @cache
     def speed_out(ranks: frozenset[int]) -> float:
-        return _flow(topology, ranks, everyone - ranks)
+        return float(_flow(network, dict.fromkeys(ranks, inf), everyone - ranks)[0])
 
     def entering(ranks: frozenset[int]) -> int:
         if rules.reduces:
@@ -311,8 +242,11 @@ def _of_sets(
     if len(rules.phases) == 2 and world_size <= _EXACT_RANKS:
         for rank in range(1, world_size):
             for ends in ((0, rank), (rank, 0)):
-                speed = _flow(topology, frozenset(ends[:1]), frozenset(ends[1:]))
-                yield 1 / speed, f"the narrowest cut between rank {ends[0]} and rank {ends[1]}"
+                speed, _ = _flow(network, {ends[0]: inf}, ends[1:])
+                yield (
+                    float(1 / speed),
+                    f"the narrowest cut between rank {ends[0]} and rank {ends[1]}",
+                )
 
 
 def _partitions(
@@ -323,22 +257,6 @@ def _partitions(
     yield [frozenset([rank]) for rank in ranks], [f"rank {rank}" for rank in ranks]
     for groups in groups_of_ranks(topology, graph):
         yield groups, [f"ranks {', '.join(map(str, sorted(group)))}" for group in groups]
-
-
-def _flow(topology: Topology, sources: frozenset[int], sinks: frozenset[int]) -> float:
-    """Bytes a second that can leave some ranks for others at most, over all links together."""
-    limited = [link.capacity for link in topology.links if link.capacity is not None]
-    scale = _STEPS / float(max(limited, default=1))  # flows are of whole numbers
-    endless = _STEPS * (1 + len(limited))
-    capacities: dict[Node, Counter[Node]] = defaultdict(Counter)
-    for link in topology.links:
-        room = endless if link.capacity is None else ceil(float(link.capacity) * scale)
-        capacities[link.source][link.target] += room
-    capacities[_ORIGIN] = Counter(dict.fromkeys(sources, endless))
-    for rank in sinks:
-        capacities[rank][_END] = endless
-    flow, _ = maximum_flow(capacities, _ORIGIN, _END, endless)
-    return inf if flow >= endless else flow / scale
 
 
 MOST_MESSAGES = 1 << 18

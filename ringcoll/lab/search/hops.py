@@ -26,13 +26,16 @@ data, and sends the result to its parent. What a rank holds for others only is i
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import pairwise, permutations
 from typing import NamedTuple
+
+import networkx as nx
 
 from ringcoll.errors import ArgumentError
 from ringcoll.lab.simulation import Node, Topology
@@ -85,7 +88,7 @@ class HopGraph:
         pairs = set(self.hops)
         kept = [hop for hop, (source, target) in enumerate(self.hops) if (target, source) in pairs]
         graph = self._of(kept, Fraction(1))
-        return graph if len(graph.distances(0)) == self.world_size else None
+        return graph if nx.is_strongly_connected(graph.network) else None
 
     @property
     def limits_of_hops(self) -> list[list[int]]:
@@ -108,25 +111,17 @@ class HopGraph:
 
         return limits(self) == limits(self.reversed)
 
+    @cached_property
+    def network(self) -> nx.DiGraph:
+        """The hops as arcs between ranks."""
+        network = nx.DiGraph()
+        network.add_nodes_from(range(self.world_size))
+        network.add_edges_from(self.hops)
+        return network
+
     def distances(self, source: int) -> dict[int, int]:
         """Fewest hops from a rank to each rank that it reaches."""
-        distance = {source: 0}
-        waiting = deque([source])
-        while waiting:
-            rank = waiting.popleft()
-            for target in self.targets[rank]:
-                if target not in distance:
-                    distance[target] = distance[rank] + 1
-                    waiting.append(target)
-        return distance
-
-    @property
-    def targets(self) -> list[list[int]]:
-        """The ranks that each rank sends to."""
-        targets: list[list[int]] = [[] for _ in range(self.world_size)]
-        for source, target in self.hops:
-            targets[source].append(target)
-        return targets
+        return dict(nx.single_source_shortest_path_length(self.network, source))
 
     def without_slow(self, speed: Fraction) -> HopGraph | None:
         """The graph without hops slower than a speed, which becomes a round.
@@ -135,8 +130,7 @@ class HopGraph:
         """
         slow = {index for limit in self.limits if limit.speed < speed for index in limit.hops}
         graph = self._of([hop for hop in range(len(self.hops)) if hop not in slow], speed)
-        ends = (graph.distances(0), graph.reversed.distances(0))
-        return graph if all(len(reached) == self.world_size for reached in ends) else None
+        return graph if nx.is_strongly_connected(graph.network) else None
 
     def _of(self, kept: Sequence[int], speed: Fraction) -> HopGraph:
         """The graph of some hops, with a round in which a hop of such a speed carries a chunk."""
@@ -247,15 +241,10 @@ def groups_of_ranks(topology: Topology, graph: HopGraph) -> list[list[frozenset[
 
 def _joined(world_size: int, sets: Iterable[Iterable[int]]) -> list[frozenset[int]]:
     """Groups of ranks that are joined by sets of which they are members."""
-    group: dict[int, set[int]] = {rank: {rank} for rank in range(world_size)}
+    graph = nx.empty_graph(world_size)
     for members in sets:
-        first, *others = members
-        for other in others:
-            if group[other] is not group[first]:
-                group[first] |= group[other]
-                for rank in group[other]:
-                    group[rank] = group[first]
-    return list(dict.fromkeys(frozenset(ranks) for ranks in group.values()))
+        nx.add_path(graph, members)
+    return [frozenset(ranks) for ranks in nx.connected_components(graph)]
 
 
 _ALL_TOURS = 8

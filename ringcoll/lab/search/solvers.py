@@ -57,6 +57,8 @@ from fractions import Fraction
 from random import Random
 from typing import Any, NamedTuple
 
+import networkx as nx
+
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.lab.search.hops import ChunkMove, Demand, HopGraph, Moves
 
@@ -362,39 +364,21 @@ def tree_moves(
             least, kept = max(packing.loads), list(trees)
     uses = Counter(index for tree in kept for hop in tree for index in packing.limits[hop])
     rounds = max((uses[index] / graph.limits[index].speed for index in uses), default=Fraction(0))
-    edges = [[graph.hops[hop] for hop in tree] for tree in kept]
-    roots = [_middle(tree) for tree in edges] if both_ways else list(demand.owners)
+    kind = nx.Graph if both_ways else nx.DiGraph
+    networks = [kind([graph.hops[hop] for hop in tree]) for tree in kept]
+    roots = [_middle(tree) for tree in networks] if both_ways else list(demand.owners)
     steps: list[list[ChunkMove]] = []
-    for chunk, (root, tree) in enumerate(zip(roots, edges, strict=True)):
-        for depth, source, target in _from_root(root, tree, both_ways):
-            steps += [[] for _ in range(depth + 1 - len(steps))]
-            steps[depth].append(ChunkMove(chunk, source, target))
+    for chunk, (root, tree) in enumerate(zip(roots, networks, strict=True)):
+        depths = nx.single_source_shortest_path_length(tree, root)
+        steps += [[] for _ in range(max(depths.values()) - len(steps))]
+        for source, target in nx.bfs_edges(tree, root):
+            steps[depths[source]].append(ChunkMove(chunk, source, target))
     return rounds, replace(demand, owners=tuple(roots)), steps
 
 
-def _from_root(
-    root: int, tree: Sequence[tuple[int, int]], both_ways: bool
-) -> Iterator[tuple[int, int, int]]:
-    """The hops of a tree, away from a root, with the depth at which each begins."""
-    near: dict[int, list[int]] = {}
-    for source, target in tree:
-        near.setdefault(source, []).append(target)
-        if both_ways:
-            near.setdefault(target, []).append(source)
-    depths, waiting = {root: 0}, [root]
-    for rank in waiting:
-        for other in near.get(rank, ()):
-            if other not in depths:
-                depths[other] = depths[rank] + 1
-                waiting.append(other)
-                yield depths[rank], rank, other
-
-
-def _middle(tree: Sequence[tuple[int, int]]) -> int:
+def _middle(tree: nx.Graph) -> int:
     """The rank from which the farthest one is nearest: half way along the longest path."""
-    *_, (_, _, end) = _from_root(tree[0][0], tree, True)
-    before = {target: source for _, source, target in _from_root(end, tree, True)}
-    path = [list(before)[-1]]
-    while path[-1] != end:
-        path.append(before[path[-1]])
+    *_, (_, end) = nx.bfs_edges(tree, next(iter(tree)))
+    *_, (_, farthest) = nx.bfs_edges(tree, end)
+    path: list[int] = nx.shortest_path(tree, farthest, end)
     return path[len(path) // 2]
