@@ -67,6 +67,7 @@ ALLOWED = {
     "enum",
     "fractions",
     "functools",
+    "graphlib",
     "gc",  # the verifier allocates millions of objects without a cycle
     "heapq",
     "inspect",

@@ -30,7 +30,7 @@ from ringcoll.lab.search import (
 from ringcoll.lab.search.bounds import least_rounds_per_chunk, least_steps
 from ringcoll.lab.search.front import _Search
 from ringcoll.lab.search.hops import HopGraph, Limit, schedule_of_moves
-from ringcoll.lab.search.solvers import Answer, speeds_of_steps
+from ringcoll.lab.search.solvers import SolverAnswer, speeds_of_steps
 from ringcoll.lab.simulation import (
     Link,
     Topology,
@@ -85,13 +85,13 @@ def test_the_points_of_the_dgx1() -> None:
 def test_what_is_impossible_on_the_dgx1(steps: int, rounds: int, chunks: int) -> None:
     """Too few steps, fewer rounds than steps, and less than the bound of 7/6."""
     answer, moves = solve(hops_of(dgx1()), demand_of("all_gather", 8, chunks), steps, rounds)
-    assert (answer, moves) == (Answer.IMPOSSIBLE, ())
+    assert (answer, moves) == (SolverAnswer.IMPOSSIBLE, ())
 
 
 def test_too_little_effort_is_no_proof() -> None:
     demand = demand_of("all_gather", 16, 4)
     answer, _ = solve(hops_of(GRID), demand, 4, 15, effort=0.001)
-    assert answer is Answer.UNKNOWN
+    assert answer is SolverAnswer.UNKNOWN
 
 
 def carried(schedule: Schedule, topology: Topology) -> list[dict[int, int]]:

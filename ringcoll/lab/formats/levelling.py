@@ -23,18 +23,19 @@ What a format says becomes *events*, in four stages.
 Events that write one place, and do not wait for each other, are a race in the original. It goes
 unnoticed: an order is chosen.
 
-Source of the components that are strongly connected: R. Tarjan, "Depth-first search and linear
-graph algorithms", SIAM J. Comput. 1(2), 1972; written without recursion.
+Source of the components that are strongly connected: M. Sharir, "A strong-connectivity algorithm
+and its applications in data flow analysis", 1981; written without recursion.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial, reduce
-from itertools import count, groupby
+from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
 
 from ringcoll.errors import ScheduleError
 from ringcoll.lab.formats.places import Place, Places
@@ -122,28 +123,14 @@ def _waits_for(event: Event) -> Sequence[int]:
 
 def _ordered(events: Sequence[Event]) -> list[int]:
     """An order of the events, or an error that names those in a circle."""
-    missing = [len(_waits_for(event)) for event in events]
-    after: list[list[int]] = [[] for _ in events]
+    sorter = TopologicalSorter[int](dict.fromkeys(range(len(events)), ()))
     for number, event in enumerate(events):
-        for earlier in _waits_for(event):
-            after[earlier].append(number)
-    ready = deque(number for number, waits in enumerate(missing) if not waits)
-    order = []
-    while ready:
-        number = ready.popleft()
-        order.append(number)
-        for later in after[number]:
-            missing[later] -= 1
-            if not missing[later]:
-                ready.append(later)
-    if len(order) == len(events):
-        return order
-    number = next(number for number, waits in enumerate(missing) if waits)
-    circle: list[int] = []
-    while number not in circle:
-        circle.append(number)
-        number = next(earlier for earlier in _waits_for(events[number]) if missing[earlier])
-    first, *others = dict.fromkeys(events[each].where for each in circle[circle.index(number) :])
+        sorter.add(number, *_waits_for(event))
+    try:
+        return list(sorter.static_order())
+    except CycleError as error:
+        circle: list[int] = error.args[1][::-1]
+    first, *others = dict.fromkeys(events[number].where for number in circle)
     shown = others[: _SHOWN - 1]
     if len(others) > len(shown):
         shown[-1] += " ..."
@@ -309,14 +296,9 @@ def _constraints(places: Places, run: _Run, staged: set[int]) -> list[tuple[int,
 def levels_of(
     num_nodes: int, edges: Iterable[tuple[int, int, int]]
 ) -> tuple[list[int], frozenset[int]]:
-    """The length of the longest way to each node; nodes of a circle share theirs.
+    """The longest way to each node, which nodes of a circle share; and nodes of wrong circles.
 
-    Examples
-    --------
-    >>> levels_of(4, [(0, 1, 1), (1, 2, 0), (2, 1, 0), (2, 3, 1)])
-    ([0, 1, 1, 2], frozenset())
-    >>> levels_of(3, [(0, 1, 1), (1, 2, 0), (2, 1, 1)])[1]
-    frozenset({1, 2})
+    A circle is wrong if a constraint in it is longer than 0.
     """
     following: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
     for start, end, length in edges:
@@ -324,7 +306,7 @@ def levels_of(
     components, component_of = _components(following)
     levels = [0] * num_nodes
     bad: set[int] = set()
-    for nodes in reversed(components):  # those come first that nothing leads to
+    for nodes in components:
         level = max(levels[node] for node in nodes)
         for node in nodes:
             levels[node] = level
@@ -340,41 +322,35 @@ def levels_of(
 def _components(
     following: Sequence[Sequence[tuple[int, int]]],
 ) -> tuple[list[list[int]], list[int]]:
-    """The components, last ones first, and the number of each node's component."""
-    unseen = len(following)
-    number = [unseen] * unseen  # when a node was first seen
-    lowest = [unseen] * unseen  # the first node that can be reached, among those on the stack
-    component_of = [-1] * unseen
+    """The components, those first that nothing leads to, and the number of each node's one."""
+    leading: list[list[int]] = [[] for _ in following]
+    for node, ends in enumerate(following):
+        for end, _ in ends:
+            leading[end].append(node)
+    ended: list[int] = []  # nodes, in the order in which a search in depth leaves them
+    seen = [False] * len(following)
+    stack = [*range(len(following))]
+    while stack:
+        node = stack.pop()
+        if node < 0:
+            ended.append(~node)
+        elif not seen[node]:
+            seen[node] = True
+            stack.append(~node)
+            stack += [end for end, _ in following[node] if not seen[end]]
+    component_of = [-1] * len(following)
     components: list[list[int]] = []
-    stack: list[int] = []
-    times = count()
-
-    def entered(node: int) -> tuple[int, Iterator[tuple[int, int]]]:
-        number[node] = lowest[node] = next(times)
-        stack.append(node)
-        return node, iter(following[node])
-
-    for root in range(unseen):
-        path = [entered(root)] if number[root] == unseen else []
-        while path:
-            node, ends = path[-1]
-            for end, _ in ends:
-                if number[end] == unseen:
-                    path.append(entered(end))
-                    break
-                if component_of[end] < 0:
-                    lowest[node] = min(lowest[node], number[end])
-            else:
-                path.pop()
-                if path:
-                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
-                if lowest[node] == number[node]:
-                    component: list[int] = []
-                    while not component or component[-1] != node:
-                        component.append(stack.pop())
-                    components.append(component)
-                    for member in component:
-                        component_of[member] = len(components) - 1
+    for first in reversed(ended):
+        if component_of[first] < 0:
+            component: list[int] = []
+            stack = [first]
+            while stack:
+                node = stack.pop()
+                if component_of[node] < 0:
+                    component_of[node] = len(components)
+                    component.append(node)
+                    stack += leading[node]
+            components.append(component)
     return components, component_of
 
 

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ringcoll.errors import ScheduleError
-from ringcoll.lab.formats.documents import Element, parse_xml
+from ringcoll.lab.formats.documents import XmlElement, parse_xml
 from ringcoll.lab.formats.levelling import Event, EventKind, levelled
 from ringcoll.lab.formats.places import Piece, Place, Places, pieces
 from ringcoll.schedules import Buffer, Schedule, chunks_of_data, contract
@@ -231,14 +231,14 @@ def from_msccl(text: str) -> Schedule:
 class _FileReader:
     """The events of a file."""
 
-    def __init__(self, algo: Element, places: Places, in_place: bool) -> None:
+    def __init__(self, algo: XmlElement, places: Places, in_place: bool) -> None:
         self.places, self.in_place = places, in_place
         self.events: list[Event] = []
-        self._elements: list[Element] = []  # of each event
+        self._elements: list[XmlElement] = []  # of each event
         self._ends: dict[tuple[int, int, int], int] = {}  # the last event of each step
         self._sends: dict[tuple[int, int, int], list[int]] = {}
         self._receives: dict[tuple[int, int, int], list[int]] = {}
-        self._waits: list[tuple[int, tuple[int, int, int], Element]] = []
+        self._waits: list[tuple[int, tuple[int, int, int], XmlElement]] = []
         for rank, gpu in enumerate(algo.children):
             gpu.expect("id", rank)
             self._scratch = gpu.number("s_chunks", 0)
@@ -256,7 +256,7 @@ class _FileReader:
             self.events[event].before = [*self.events[event].before, self._ends[step]]
         self._pair()
 
-    def _read_block(self, rank: int, number: int, tb: Element) -> None:
+    def _read_block(self, rank: int, number: int, tb: XmlElement) -> None:
         most = self.places.world_size - 1
         send, recv = tb.number("send", -1, most), tb.number("recv", -1, most)
         channel = tb.number("chan", -1)
@@ -288,7 +288,7 @@ class _FileReader:
             if other >= 0:
                 self._waits.append((first, (rank, other, step.number("deps")), step))
 
-    def _message(self, kind: EventKind, own: list[list[int] | None], step: Element) -> None:
+    def _message(self, kind: EventKind, own: list[list[int] | None], step: XmlElement) -> None:
         """Note that the next event sends or receives over a connection of its thread block."""
         if kind not in (EventKind.SEND, EventKind.RECV, EventKind.REDUCE):
             return
@@ -299,7 +299,7 @@ class _FileReader:
         connection.append(len(self.events))
 
     def _actions(
-        self, rank: int, block: int, step: Element
+        self, rank: int, block: int, step: XmlElement
     ) -> Iterator[tuple[EventKind, tuple[Place, ...], tuple[Place, ...]]]:
         """What a step does, one after the other."""
         kind, count = step.word("type"), step.number("cnt", 0)

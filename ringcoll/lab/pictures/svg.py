@@ -78,11 +78,7 @@ def width_of(words: str, size: int = FONT) -> float:
 
 
 def element(name: str, inner: str | Iterable[str] = "", /, **attributes: object) -> str:
-    """Write an element; ``class_`` and ``text_anchor`` have SVG's names, ``inner`` is markup.
-
-    >>> element("rect", x=1, class_="cell", stroke_width=2.5)
-    '<rect x="1" class="cell" stroke-width="2.5"/>'
-    """
+    """Write an element; ``class_`` and ``text_anchor`` have SVG's names, ``inner`` is markup."""
     words = [name]
     for key, value in attributes.items():
         shown = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
@@ -173,25 +169,10 @@ class RankLayout(NamedTuple):
 def layout_of(
     world_size: int, links: Links, root: int = 0, hosts: Sequence[int] | None = None
 ) -> RankLayout:
-    """Choose the layout of a schedule.
+    """Choose the layout of a schedule from the pairs of ranks that exchange messages.
 
-    Parameters
-    ----------
-    world_size
-        Number of ranks.
-    links
-        The pairs of ranks that exchange messages, the lower rank first.
-    root
-        The rank at the top of a tree.
-    hosts
-        Number of the host of each rank, to draw the ranks of a host together.
-
-    Examples
-    --------
-    >>> layout_of(4, {(0, 1), (1, 2), (2, 3), (0, 3)}).name
-    'ring'
-    >>> layout_of(4, {(0, 1), (0, 2), (1, 3)}).name
-    'tree'
+    A pair has the lower rank first; ``root`` is the rank at the top of a tree, and ``hosts`` has
+    the number of each rank's host, to draw the ranks of a host together.
     """
     if hosts is not None and len(set(hosts)) > 1:
         return RankLayout("hosts", _hosts(hosts))
@@ -303,11 +284,6 @@ def network_layout(
     Ranks that are cabled to each other lie as `layout_of` says. Ranks of switches lie on a circle,
     those of a switch side by side, and the switches inside: the more cables to a rank, the nearer
     to the middle.
-
-    >>> cables = [(0, "a"), (1, "b"), (2, "a"), (3, "b"), ("a", "core"), ("b", "core")]
-    >>> places = network_layout(4, cables)
-    >>> places["core"], [rank for rank in places if isinstance(rank, int)]  # clockwise
-    ((0.0, 0.0), [0, 2, 1, 3])
     """
     beside: dict[int | str, set[int | str]] = {rank: set() for rank in range(world_size)}
     for first, second in cables:

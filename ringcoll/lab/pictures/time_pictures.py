@@ -33,7 +33,7 @@ from ringcoll.lab.simulation import SimulatedRun
 
 _BARS = {"send": "sends", "wait": "waits", "reduce": "adds"}  # what pictures call these events
 
-Event = Mapping[str, Any]
+TraceEvent = Mapping[str, Any]
 
 
 class TracedMessage(NamedTuple):
@@ -68,7 +68,7 @@ class TracedRun(NamedTuple):
     bars: list[TracedBar]
 
 
-def last_run(trace: Event, name: str | None = None) -> TracedRun:
+def last_run(trace: TraceEvent, name: str | None = None) -> TracedRun:
     """Read the last operation of a trace, or the last one of a name such as "ring all_reduce".
 
     Raises
@@ -77,7 +77,7 @@ def last_run(trace: Event, name: str | None = None) -> TracedRun:
         It is no trace, or has no such operation.
     """
     try:
-        events: Sequence[Event] = trace["traceEvents"]
+        events: Sequence[TraceEvent] = trace["traceEvents"]
         other = trace["otherData"]
         operations = [event for event in events if event.get("cat") == "operation"]
         wanted = [event for event in operations if name in (None, event["name"])]
@@ -92,7 +92,7 @@ def last_run(trace: Event, name: str | None = None) -> TracedRun:
     raise ArgumentError(message, "trace", expected, ", ".join(sorted(names)) or "no operation")
 
 
-def last_step(trace: Event) -> TracedRun:
+def last_step(trace: TraceEvent) -> TracedRun:
     """Read the last step of a trainer from a trace.
 
     Its phases are bars of the kind "computes" or "awaits", and its collectives "communicates".
@@ -141,7 +141,7 @@ def _no_trace(error: Exception) -> ArgumentError:
 
 
 def _run(
-    events: Sequence[Event], number: tuple[int, int], world_size: int, where: str
+    events: Sequence[TraceEvent], number: tuple[int, int], world_size: int, where: str
 ) -> TracedRun:
     of = ("group", "number")
     with_args = [event for event in events if "args" in event]
@@ -200,7 +200,7 @@ _STYLE = """
 """
 
 
-def time_picture(run: SimulatedRun | Event) -> Picture:
+def time_picture(run: SimulatedRun | TraceEvent) -> Picture:
     """Draw a run: a lane a rank, time to the right.
 
     A bar above the middle of a lane is a message that the rank sends, from when it is posted until
@@ -244,7 +244,7 @@ def time_picture(run: SimulatedRun | Event) -> Picture:
     return lanes.document(f"{traced.name}, {where}", drawn)
 
 
-def overlap_picture(trace: Event) -> Picture:
+def overlap_picture(trace: TraceEvent) -> Picture:
     """Draw the last step of a trainer: phases above the middle of a rank's lane, collectives below.
 
     A collective below the phase "backward" is hidden behind it.

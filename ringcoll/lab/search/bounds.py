@@ -66,15 +66,7 @@ def least_steps(graph: HopGraph, demand: Demand) -> int:
 def least_rounds_per_chunk(
     topology: Topology, graph: HopGraph, demand: Demand, *, backwards: bool = False
 ) -> Fraction:
-    """The rounds that a chunk of each block needs at least, if steps cost nothing.
-
-    Examples
-    --------
-    >>> from ringcoll.lab.search import demand_of, hops_of
-    >>> from ringcoll.lab.simulation import dgx1
-    >>> str(least_rounds_per_chunk(dgx1(), hops_of(dgx1()), demand_of("all_gather", 8)))
-    '7/6'
-    """
+    """The rounds that a chunk of each block needs at least, if steps cost nothing."""
     network = _network(topology)
     if backwards:
         network = network.reverse()
@@ -261,11 +253,11 @@ def _partitions(
 
 MOST_MESSAGES = 1 << 18
 """Messages of all segments in a run: 3 s by events, and there are some 25 algorithms."""
-HARDLY = 1.03
+MIN_SPEEDUP = 1.03
 """Times as fast, which is not worth more messages: a model is not better, and messages cost."""
 _EXACT_MESSAGES = 1 << 13  # of a run by events that is not shortened
 _SEGMENTS = (4, 16, 64, 256)
-_FEW, _MOST_STEPS, _MANY = 8, 12, 16
+_FEW_SEGMENTS, _MOST_STEPS, _MANY_SEGMENTS = 8, 12, 16
 
 
 class SearchTime(NamedTuple):
@@ -285,10 +277,7 @@ class RunTime(NamedTuple):
 
 
 class TimesOnNetwork:
-    """How long schedules take on a topology.
-
-    Each run is made once, as runs of one length of a segment serve several sizes.
-    """
+    """Times of schedules on a topology; runs of one length of a segment serve several sizes."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -308,22 +297,22 @@ class TimesOnNetwork:
 
         Segments do not change what a link carries: no run is shorter than the busiest link needs.
         """
-        whole = self.run(schedule, nbytes)
+        whole, many = self.run(schedule, nbytes), _MANY_SEGMENTS
         best = SearchTime(whole.seconds, schedule.algorithm, 1)
         for segments in _SEGMENTS:
-            if messages * segments > MOST_MESSAGES or best.seconds <= HARDLY * whole.busiest_s:
+            if messages * segments > MOST_MESSAGES or best.seconds <= MIN_SPEEDUP * whole.busiest_s:
                 break
             is_long = whole.engine == "events" and messages * segments > _EXACT_MESSAGES
-            if is_long and segments > _MANY and (steps := step_count(schedule)) <= _MOST_STEPS:
-                few = max(_FEW, steps)
+            if is_long and segments > many and (steps := step_count(schedule)) <= _MOST_STEPS:
+                few = max(_FEW_SEGMENTS, steps)
                 few_s, many_s = (
                     self.run(schedule, max(1, nbytes * number // segments), number).seconds
-                    for number in (few, _MANY)
+                    for number in (few, many)
                 )
-                seconds = many_s + (segments - _MANY) * (many_s - few_s) / (_MANY - few)
+                seconds = many_s + (segments - many) * (many_s - few_s) / (many - few)
             else:
                 seconds = self.run(schedule, nbytes, segments).seconds
-            if seconds >= best.seconds / HARDLY:
+            if seconds >= best.seconds / MIN_SPEEDUP:
                 break
             best = SearchTime(seconds, schedule.algorithm, segments)
         return best

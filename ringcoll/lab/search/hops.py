@@ -26,7 +26,7 @@ data, and sends the result to its parent. What a rank holds for others only is i
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -103,9 +103,9 @@ class HopGraph:
     def same_both_ways(self) -> bool:
         """Whether the reversed graph is the graph itself, so that a search serves both."""
 
-        def limits(graph: HopGraph) -> list[tuple[Fraction, list[tuple[int, int]]]]:
-            return sorted(
-                (limit.speed, sorted(graph.hops[index] for index in limit.hops))
+        def limits(graph: HopGraph) -> Counter[tuple[Fraction, frozenset[tuple[int, int]]]]:
+            return Counter(
+                (limit.speed, frozenset(graph.hops[index] for index in limit.hops))
                 for limit in graph.limits
             )
 

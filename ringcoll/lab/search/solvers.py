@@ -9,7 +9,7 @@ The model, for the solver CP-SAT of OR-Tools. A variable is true if a chunk take
 there is none if the chunk cannot be there so early, or is of no use so late. Then
 
 - a rank that wants a chunk gets it exactly once, any other rank at most once;
-- who sends a chunk got it in an earlier step, unless the rank is the owner;
+- a rank that sends a chunk got it in an earlier step, unless the rank is the owner;
 - in a step, the chunks on the hops of a limit are at most b * r_s.
 
 Chunks of a block can change places, and so can ranks of a regular graph; the solver finds such
@@ -63,7 +63,7 @@ from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.lab.search.hops import ChunkMove, Demand, HopGraph, Moves
 
 
-class Answer(Enum):
+class SolverAnswer(Enum):
     """The solver's answer for a number of steps, rounds and chunks."""
 
     POSSIBLE = "possible"
@@ -74,7 +74,7 @@ class Answer(Enum):
 class SolvedMoves(NamedTuple):
     """The answer, and the moves of each step if there are any."""
 
-    answer: Answer
+    answer: SolverAnswer
     moves: Moves = ()
 
 
@@ -111,11 +111,11 @@ def solve(
     """
     solver_module = _cp_model()
     if rounds < steps:
-        return SolvedMoves(Answer.IMPOSSIBLE)
+        return SolvedMoves(SolverAnswer.IMPOSSIBLE)
     model = solver_module.CpModel()
     takes = _Takes(model, graph, demand, steps)
     if not takes.reachable:
-        return SolvedMoves(Answer.IMPOSSIBLE)
+        return SolvedMoves(SolverAnswer.IMPOSSIBLE)
     takes.add_arrivals()
     lengths = [model.new_int_var(1, rounds - steps + 1, f"rounds {step}") for step in range(steps)]
     model.add(sum(lengths) == rounds)
@@ -126,14 +126,14 @@ def solve(
     solver.parameters.max_deterministic_time = effort
     status = solver.solve(model)
     if status == solver_module.INFEASIBLE:
-        return SolvedMoves(Answer.IMPOSSIBLE)
+        return SolvedMoves(SolverAnswer.IMPOSSIBLE)
     if status not in (solver_module.OPTIMAL, solver_module.FEASIBLE):
-        return SolvedMoves(Answer.UNKNOWN)
+        return SolvedMoves(SolverAnswer.UNKNOWN)
     moves: list[list[ChunkMove]] = [[] for _ in range(steps)]
     for (chunk, hop, step), variable in takes.variables.items():
         if solver.value(variable):
             moves[step].append(ChunkMove(chunk, *graph.hops[hop]))
-    return SolvedMoves(Answer.POSSIBLE, _useful(demand, moves))
+    return SolvedMoves(SolverAnswer.POSSIBLE, _useful(demand, moves))
 
 
 @dataclass
@@ -164,7 +164,7 @@ class _Takes:
                     self.arrivals[chunk, target].append((step, hop))
 
     def add_arrivals(self) -> None:
-        """A rank that wants a chunk gets it once; who sends a chunk got it before."""
+        """A rank that wants a chunk gets it once; a rank that sends a chunk got it before."""
         for (chunk, rank), ways in self.arrivals.items():
             variables = [self.variables[chunk, hop, step] for step, hop in ways]
             if rank in self.demand.wanted[chunk]:
@@ -195,7 +195,7 @@ class _Takes:
 
 
 def _useful(demand: Demand, moves: Sequence[Sequence[ChunkMove]]) -> Moves:
-    """The moves of each step, without those that bring a chunk where nobody wants it."""
+    """The moves of each step, without those that bring a chunk to a rank that has no use for it."""
     kept: list[list[ChunkMove]] = []
     passed_on: set[tuple[int, int]] = set()
     for step in reversed(moves):
@@ -271,21 +271,21 @@ def _matched(
     waiting = list(range(len(graph.hops)))
     while waiting:
         random.shuffle(waiting)
-        served = []
+        used_hops = []
         for hop in waiting:
             source, target = graph.hops[hop]
             lacking = held[source] & ~arriving[target]
             if lacking and all(room[index] >= 1 for index in limits_of[hop]):
-                chunk = _drawn(lacking, random)
+                chunk = _random_bit(lacking, random)
                 arriving[target] |= 1 << chunk
                 for index in limits_of[hop]:
                     room[index] -= 1
                 yield ChunkMove(chunk, source, target)
-                served.append(hop)
-        waiting = served
+                used_hops.append(hop)
+        waiting = used_hops
 
 
-def _drawn(bits: int, random: Random) -> int:
+def _random_bit(bits: int, random: Random) -> int:
     """One of the bits that are set, by chance: the first one from a place on."""
     place = random.randrange(bits.bit_length())
     above = bits >> place

@@ -367,11 +367,10 @@ class EventEngine:
 
     def _complete(self, state: _SimulatedRank) -> None:
         """Compute the end of a wave, all of whose messages have their times."""
-        wave, gamma, trace = state.wave, state.gamma, self.spans is not None
+        wave, gamma = state.wave, state.gamma
         assert wave is not None
         now = state.begin + wave.reduced * gamma
-        if trace:
-            self._note("reduce", state, -1, wave.step, state.begin, now)
+        self._note("reduce", state, -1, wave.step, state.begin, now)
         blamed: SimulatedMessage | None = None
         waits_for = None
         for message, (peer, chunks, step, reduces) in zip(
@@ -382,20 +381,16 @@ class EventEngine:
             if message.arrival > now:
                 now, blamed, waits_for = message.arrival, message, peer
                 self.waited[state.rank] += now - before
-            if trace:
-                self._note("receive", state, peer, step, before, now, message)
+            self._note("receive", state, peer, step, before, now, message)
             if reduces:
                 before, now = now, now + chunks * gamma
-                if trace:
-                    self._note("reduce", state, peer, step, before, now, message)
+                self._note("reduce", state, peer, step, before, now, message)
         left = now
         for message in state.sends:
-            if trace:
-                self._note("send", state, message.peer, message.step, now, message.left, message)
+            self._note("send", state, message.peer, message.step, now, message.left, message)
             left = max(left, message.left)
         if left > now:
-            if trace:
-                self._note("leave", state, -1, wave.step, now, left)
+            self._note("leave", state, -1, wave.step, now, left)
             now, blamed = left, None
         state.last = (
             (state.rank, None, wave.step, state.begin, now, state.last)
@@ -415,16 +410,15 @@ class EventEngine:
         end: Any,
         message: SimulatedMessage | None = None,
     ) -> None:
-        """Keep a time of a rank for the trace."""
-        assert self.spans is not None
-        if message is not None or end > begin:
+        """Keep a time of a rank, if there is a trace."""
+        if self.spans is not None and (message is not None or end > begin):
             nbytes, posted = (0, begin) if message is None else (message.nbytes, message.posted)
             self.spans.append(
                 SimulatedSpan(kind, state.rank, peer, step, begin, end, nbytes, posted, state.begin)
             )
 
     def _check_all_ended(self) -> None:
-        """Nobody waits for a message, and no message waits for a receive."""
+        """No rank waits for a message, and no message waits for a receive."""
         for key, messages in self.posted.items():
             sender, receiver = divmod(key, self.period)
             raise ScheduleError(

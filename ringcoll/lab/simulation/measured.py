@@ -315,11 +315,7 @@ class Trial(NamedTuple):
 
 
 def tournament(number: int) -> list[list[Pair]]:
-    """Rounds of disjoint pairs, in which each meets each other once; of an odd number, one rests.
-
-    >>> tournament(4)
-    [[(3, 0), (1, 2)], [(3, 1), (2, 0)], [(3, 2), (0, 1)]]
-    """
+    """Rounds of disjoint pairs in which each meets each other once; of an odd number, one rests."""
     last = number - 1 + number % 2  # it stays, and the others turn
     return [
         [(last, turn)] * (last < number)

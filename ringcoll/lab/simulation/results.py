@@ -239,7 +239,7 @@ TRACKS = {
 """The rows of a rank: their titles and numbers."""
 
 _Event = dict[str, Any]
-_ONE = {"group": 0, "number": 0}
+_OPERATION = {"group": 0, "number": 0}
 """The picture has one operation of one group."""
 
 
@@ -256,7 +256,7 @@ def _document(run: SimulatedRun, all_spans: Iterable[SimulatedSpan]) -> dict[str
         begin = min((span.wave_s for _, span in spans[rank]), default=end)
         parts = _shares([span for _, span in spans[rank]], begin, end)
         title = f"{schedule.algorithm} {schedule.collective}"
-        about = {"algorithm": schedule.algorithm, "segments": run.segments, **_ONE, **parts}
+        about = {"algorithm": schedule.algorithm, "segments": run.segments, **_OPERATION, **parts}
         events.append(_slice(rank, "operation", begin, end, title, about))
         summary.append({schedule.collective: parts, "total": parts})
         for number, span in spans[rank]:
@@ -318,7 +318,7 @@ def _slice(rank: int, track: str, begin: Any, end: Any, name: str, args: dict[st
 
 def _span(number: int, span: SimulatedSpan) -> Iterator[_Event]:
     rank, nbytes = span.rank, float(span.nbytes)
-    about: dict[str, Any] = {"peer": span.peer, "step": span.step, "bytes": nbytes, **_ONE}
+    about: dict[str, Any] = {"peer": span.peer, "step": span.step, "bytes": nbytes, **_OPERATION}
     name = f"step {span.step}: "
     if span.kind in ("send", "receive"):
         way = "to" if span.kind == "send" else "from"
