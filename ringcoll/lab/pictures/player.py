@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import singledispatch
 from importlib.resources import files
+from itertools import chain
 from typing import Any, TypeGuard
 
 from ringcoll.errors import ArgumentError, RingcollError, TooLargeError, VerificationError
@@ -353,37 +354,32 @@ def _changed(
 ) -> Iterator[tuple[str, Schedule]]:
     """Schedules in which a message of a step is not sent, is forgotten by both, or goes astray."""
 
-    def sends(operation: Operation) -> TypeGuard[Send]:
-        return isinstance(operation, Send) and operation.peer == target
+    def is_send(rank: int, op: Operation) -> TypeGuard[Send]:
+        return rank == source and isinstance(op, Send) and op.peer == target
 
-    def receives(operation: Operation) -> bool:
-        return isinstance(operation, Recv | RecvReduce) and operation.peer == source
-
-    def without(rank: int, operations: Step) -> Step:
-        drop = sends if rank == source else receives if rank == target else None
-        return Step(*(op for op in operations if drop is None or not drop(op)))
-
-    def unsent(rank: int, operations: Step) -> Step:
-        return without(rank, operations) if rank == source else operations
+    def is_recv(rank: int, op: Operation) -> bool:
+        return rank == target and isinstance(op, Recv | RecvReduce) and op.peer == source
 
     wrong = min({*range(schedule.world_size)} - {source, target}, default=target)
-
-    def astray(rank: int, operations: Step) -> Step:
-        if rank != source:
-            return operations
-        return Step(*(Send(wrong, op.refs) if sends(op) else op for op in operations))
-
     where = f"step {step}: rank {source}"
-    kinds = {
-        f"{where} does not send to rank {target}": unsent,
-        f"{where} and rank {target} forget their message": without,
-        f"{where} sends to rank {wrong} instead of rank {target}": astray,
+    changes: dict[str, Callable[[int, Operation], tuple[Operation, ...]]] = {
+        f"{where} does not send to rank {target}": lambda rank, op: (
+            () if is_send(rank, op) else (op,)
+        ),
+        f"{where} and rank {target} forget their message": lambda rank, op: (
+            () if is_send(rank, op) or is_recv(rank, op) else (op,)
+        ),
+        f"{where} sends to rank {wrong} instead of rank {target}": lambda rank, op: (
+            (Send(wrong, op.refs) if is_send(rank, op) else op,)
+        ),
     }
-    for title, change in kinds.items():
+    for title, change in changes.items():
 
         def program(rank: int, change: Any = change) -> Program:
             for number, operations in enumerate(Written.steps(schedule, rank)):
-                yield change(rank, operations) if number == step else operations
+                is_changed = number == step
+                every = chain(*(change(rank, op) for op in operations)) if is_changed else ()
+                yield Step(*every) if is_changed else operations
 
         yield title, replace(schedule, program=program, stated_cost=None)
 
@@ -391,7 +387,6 @@ def _changed(
 _MOST_STEPS = 32  # of more, the picture would be longer than a screen: the grid is shown
 
 
-@singledispatch
 def shown_in_notebook(value: object) -> str:
     """HTML of a schedule, a proof or a simulated run; of anything else, its text.
 
@@ -401,29 +396,25 @@ def shown_in_notebook(value: object) -> str:
     >>> shown_in_notebook(schedule_of("all_reduce", "ring", 4))[:28]
     '<img src="data:image/svg+xml'
     """
+    match value:
+        case Schedule():
+            try:
+                return shown_in_notebook(verify(value))
+            except VerificationError as error:
+                return _drawn(value) + _text(str(error))
+            except TooLargeError as error:
+                return _text(f"{value!r}\n{error}")
+        case Proof(schedule=schedule):
+            drawn = _drawn(schedule) if isinstance(schedule, Schedule) else _text(grid(schedule))
+            return drawn + f"<p>{escape(proof_in_words(value))}</p>"
+        case SimulatedRun(spans=tuple()):
+            with suppress(ArgumentError):  # there are too many ranks or messages
+                return time_picture(value)._repr_html_() + _text(str(value))
     return _text(str(value))
 
 
 def _text(words: str) -> str:
     return f"<pre>{escape(words)}</pre>"
-
-
-@shown_in_notebook.register
-def _(schedule: Schedule) -> str:
-    try:
-        proof = verify(schedule)
-    except VerificationError as error:
-        return _drawn(schedule) + _text(str(error))
-    except TooLargeError as error:
-        return _text(f"{schedule!r}\n{error}")
-    return _of_proof(proof)
-
-
-@shown_in_notebook.register
-def _of_proof(proof: Proof) -> str:
-    schedule = proof.schedule
-    drawn = _drawn(schedule) if isinstance(schedule, Schedule) else _text(grid(schedule))
-    return drawn + f"<p>{escape(proof_in_words(proof))}</p>"
 
 
 def _drawn(schedule: Schedule) -> str:
@@ -434,12 +425,3 @@ def _drawn(schedule: Schedule) -> str:
         return _text(grid(schedule))
     except RingcollError as error:
         return _text(f"{schedule!r}\n{error}")
-
-
-@shown_in_notebook.register
-def _(run: SimulatedRun) -> str:
-    try:
-        picture = "" if run.spans is None else time_picture(run)._repr_html_()
-    except ArgumentError:
-        picture = ""
-    return picture + _text(str(run))
