@@ -1,15 +1,15 @@
-"""Programs of thread blocks as a schedule: what waits for what becomes steps.
+"""Programs of thread blocks as a schedule: the waits of thread blocks become steps.
 
 Problem: in MSCCL and MSCCL++ the thread blocks of a rank run by themselves; each does its steps in
 order, and waits for single steps of others. A schedule here has steps that all ranks count alike,
 in which a message is sent and received, and reads see the state before the step.
 
-What a format says becomes *events*, in four stages.
+The actions in a file become *events*, and these a schedule, in four stages.
 
 1. Order: an order of all events in which each comes after those that it waits for. There is none if
    the thread blocks wait for each other in a circle; the error names one. Sends do not wait for
    their receiver, as there: a connection has a buffer.
-2. Values: the events are run on symbols, which finds out what each place holds: formats name places
+2. Values: the events are run on symbols, which shows the chunk in each place: formats name places
    only, and references here name the chunk. Data that is not the chunk of its output place goes to
    a slot. So does an input that is needed after the output of its chunk was written; otherwise a
    program for separate buffers were wrong with input and output in one place.
@@ -78,7 +78,7 @@ class Event:
     kind: EventKind
     reads: tuple[Place, ...]  # in the order of the message
     writes: tuple[Place, ...]
-    before: list[int]  # what it waits for
+    before: list[int]  # the events that it waits for
     where: str  # in the original, for errors
     message: int = -1  # the send whose message it receives
 
@@ -189,7 +189,7 @@ class _Run:
                 self.slots[rank][number, index] = len(self.slots[rank])
 
     def _add(self, rank: int, source: Place, target: Place) -> None:
-        """Copy, beside what the original does."""
+        """Add a copy that the original does not do."""
         self.events.append(Event(rank, EventKind.COPY, (source,), (target,), [], "the library"))
         self.values.append([])
         self._do(len(self.events) - 1)

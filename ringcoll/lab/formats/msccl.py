@@ -1,11 +1,11 @@
 """MSCCL's XML, out and in.
 
-Out: a rank gets a thread block for each connection (to a peer, or from a peer), and one for what is
-local. A thread block does its steps in order. A step waits for the last steps, in other thread
-blocks of its rank, that write what it reads or writes, or read what it writes. It need not wait for
-what has ended for certain, because an earlier step of its thread block waited for it, or for a step
-that waited for it in turn. Further such waits are ``nop`` steps before it. In: thread blocks become
-steps of a schedule by `ringcoll.lab.formats.levelling`.
+Out: a rank gets a thread block for each connection (to a peer, or from a peer), and one for local
+steps. A thread block does its steps in order. A step waits for the last steps, in other thread
+blocks of its rank, that write a place which it reads or writes, or read a place which it writes.
+The wait is left out if an earlier step of the thread block waited for that step, directly or
+through other steps. A second wait, and each further one, is a ``nop`` step before the step. In:
+thread blocks become steps of a schedule by `ringcoll.lab.formats.levelling`.
 
 In the file, ``s`` sends the source, ``r`` receives into the destination, ``rrc`` receives, reduces
 with the source and stores in the destination; ``rcs`` and ``rrcs`` then send the destination;
@@ -142,7 +142,7 @@ class _ThreadBlock:
 def _blocks_of(
     places: Places, rank: int, steps: Sequence[Sequence[Piece]], max_steps: int
 ) -> list[_ThreadBlock]:
-    """The thread blocks of a rank: one for each connection, and one for what is local."""
+    """The thread blocks of a rank: one for each connection, and one for local steps."""
     blocks: list[_ThreadBlock] = []
     numbers: dict[tuple[str, int], int] = {}
     writer: dict[tuple[Buffer, int], tuple[int, int]] = {}
@@ -301,7 +301,7 @@ class _FileReader:
     def _actions(
         self, rank: int, block: int, step: XmlElement
     ) -> Iterator[tuple[EventKind, tuple[Place, ...], tuple[Place, ...]]]:
-        """What a step does, one after the other."""
+        """The actions of a step in order, with the places that each reads and writes."""
         kind, count = step.word("type"), step.number("cnt", 0)
 
         def side(name: str) -> tuple[Place, ...]:

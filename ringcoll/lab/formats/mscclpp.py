@@ -2,9 +2,9 @@
 
 Here nothing is received: a rank writes into a peer's memory (``put``) and tells it (``signal``),
 and the peer waits for that. Out: a rank has one thread block, which does its steps one after the
-other. What is put into a place that nobody has used before goes there; everything else goes to
-scratch memory, each message to a place of its own, and is copied or reduced from there, so that
-nothing is overwritten before it was used. At the beginning a rank tells its peers that it is there:
+other. A message into a place that was never used before is put there. Every other message is put
+into a place of its own in scratch memory, and is copied or reduced from there, so that nothing is
+overwritten before it was used. At the beginning a rank tells its peers that it is there:
 a plan may run many times.
 
 In: plans of ``put``, ``get``, ``copy``, ``re``, ``res``, ``rre``, ``rres``, ``signal`` and
@@ -134,7 +134,7 @@ class _Rank:
         self._used.update(*touched)
 
     def do(self, step: int, landings: dict[tuple[int, int], list[Place]]) -> None:
-        """Write the operations of a step: put, signal, wait, and use what has come."""
+        """Write the operations of a step: put, signal, wait, and use the messages that came."""
         sends = [piece for piece in self.steps[step] if piece.kind == "send"]
         others = [piece for piece in self.steps[step] if piece.kind != "send"]
         for piece in sends:

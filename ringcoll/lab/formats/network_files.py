@@ -29,7 +29,7 @@ _INTEL = {207: 40.0, 143: 22.0, 85: 10.0, 0: 6.0}  # from a model on
 _OTHERS = {"AuthenticAMD": 16.0, "ppc64": 32.0}
 _SLOW = 6.0
 _NVLINK_S, _PCI_S, _NETWORK_S = 3.4e-6, 5.7e-6, 14e-6  # of a whole way
-# Classes of what a cable ends at; all others are switches.
+# Classes of the devices at the end of a cable; all others are switches.
 _TO_GPU, _TO_PROCESSOR = "0x03", "0x068001"
 _USUAL_MBIT = 10_000  # of a network card whose speed is not known
 
@@ -70,7 +70,7 @@ class _Network:
         self._add(second, first, rate, latency_s)
 
     def _add_devices(self, parent: XmlElement, node: str, host: str, processor: str) -> None:
-        """Add what stands below a processor or a bridge."""
+        """Add the devices below a processor or a bridge."""
         for element in parent.children:
             gpu = next((each for each in element.children if each.name == "gpu"), None)
             if element.name == "nic" and self._has_network:

@@ -186,7 +186,7 @@ def _local(places: Places, rank: int, operation: Operation) -> Iterator[Piece]:
         yield Piece("copy", -1, (operation.source,), (operation.into,))
     elif isinstance(operation, Reduce):
         into, sources = operation.into, list(operation.sources)
-        # What shares memory with the target has to be the first operand.
+        # The operand that shares memory with the target has to be the first one.
         place = places.memory(rank, into)
         sources.sort(key=lambda ref: places.memory(rank, ref) != place)
         if sources[0] != into:
@@ -195,7 +195,7 @@ def _local(places: Places, rank: int, operation: Operation) -> Iterator[Piece]:
 
 
 def _in_order(places: Places, rank: int, step: int, unordered: list[Piece]) -> list[Piece]:
-    """Put the pieces of one step in order: what a piece reads is not yet written."""
+    """Put the pieces of one step in order: each reads places that are not yet written."""
     ordered = [piece for piece in unordered if piece.kind == "send"]
     rest = [piece for piece in unordered if piece.kind != "send"]
     read = [{places.memory(rank, ref) for ref in piece.sources} for piece in rest]

@@ -156,7 +156,7 @@ def _scene(shown: Film, proof: Proof | None, hosts: Sequence[int] | None) -> Jso
 
 
 def _story(shown: Film, proof: Proof | None) -> Json:
-    """What happens: messages, what changes at the ranks, and what the proof says."""
+    """The messages, the changes at the ranks, and the words of the proof."""
     sets: dict[frozenset[int], int] = {}
     steps = [
         {
@@ -193,7 +193,7 @@ def _story(shown: Film, proof: Proof | None) -> Json:
 
 
 def _changes(before: Held, now: Held, *, sets: dict[frozenset[int], int]) -> list[list[int]]:
-    """What each rank has gained: rank, chunk, and the number of the set of contributions."""
+    """The gains of each rank: rank, chunk, and the number of the set of contributions."""
     return [
         [rank, chunk, sets.setdefault(ranks, len(sets))]
         for rank, (old, new) in enumerate(zip(before, now, strict=True))
@@ -203,7 +203,7 @@ def _changes(before: Held, now: Held, *, sets: dict[frozenset[int], int]) -> lis
 
 
 def proof_in_words(proof: Proof) -> str:
-    """What is proved, in sentences."""
+    """The facts that are proved, in sentences."""
     return " ".join(["Proved.", *cost_in_sentences(proof)])
 
 
@@ -256,7 +256,7 @@ def _curves(first: Schedule, proofs: Sequence[Proof]) -> list[Json]:
 
 
 def _conditions(run: SimulatedRun) -> str:
-    """The network, and what was out of the ordinary."""
+    """The network, and the segments and the slow and late ranks, if there are any."""
     parts = [str(run.topology.name)]
     if run.segments > 1:
         parts.append(f"in {run.segments} segments")
@@ -332,7 +332,7 @@ def _times(shown: Film, trace: Mapping[str, Any], run: SimulatedRun | None) -> J
 
 
 def _faults(shown: Film) -> Iterator[Json]:
-    """Faults on purpose, each with what then happens, up to the place where the proof fails."""
+    """Faults on purpose, each with its story up to the place where the proof fails."""
     if shown.failure is not None:
         return
     schedule = shown.schedule

@@ -166,7 +166,7 @@ def _steps(schedule: Schedule, rank: int, most: int) -> list[Step]:
 
 
 def _messages(steps: Sequence[Step]) -> tuple[DrawnMessage, ...]:
-    """Pair the sends of a step with what their targets do; what names no rank is left out."""
+    """Pair the sends of a step with receives; operations of peers that are no rank are left out."""
     ranks = range(len(steps))
     reduced: dict[tuple[int, int], list[bool]] = {}
     for rank, step in enumerate(steps):
@@ -186,7 +186,7 @@ def _messages(steps: Sequence[Step]) -> tuple[DrawnMessage, ...]:
 
 
 class Scenery:
-    """The ranks of a film at their places, and what is drawn of them in a step."""
+    """The ranks of a film at their places, and the elements that show them in a step."""
 
     def __init__(self, scenes: Film, hosts: Sequence[int] | None = None) -> None:
         schedule = scenes.schedule
@@ -242,7 +242,7 @@ class Scenery:
         return drawn
 
     def _holds(self, left: float, y: float, held: dict[int, frozenset[int]]) -> list[str]:
-        """What a rank holds: a cell a chunk, filled as far as ranks have contributed to it."""
+        """The chunks of a rank: a cell each, filled as far as ranks have contributed to it."""
         num_chunks = self.film.schedule.num_chunks
         if not self.shows_cells:
             done = sum(len(ranks) for ranks in held.values())
@@ -331,7 +331,7 @@ def _about(schedule: Schedule) -> str:
 
 
 def _below(scenery: Scenery) -> tuple[list[str], float]:
-    """What is wrong, in the words of the proof, or what the arrows mean; and its width."""
+    """The fault in the words of the proof, or the meaning of the arrows; and its width."""
     failure = scenery.film.failure
     if failure is not None:
         where = "" if failure.rank is None else f"rank {failure.rank}: "

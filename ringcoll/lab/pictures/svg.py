@@ -68,7 +68,7 @@ text {{ fill: #e6edf3 }}
 
 
 def escape(words: str) -> str:
-    """Escape a text for SVG and HTML; see `printable` for what neither can hold."""
+    """Escape a text for SVG and HTML; `printable` replaces signs that neither can hold."""
     return "\n".join(html.escape(printable(line)) for line in words.split("\n"))
 
 
@@ -103,7 +103,7 @@ def text(x: float, y: float, words: str, class_: str = "", anchor: str = "middle
 
 
 def tooltip(words: str) -> str:
-    """Write what is read out, or shown below the mouse, of the element around it."""
+    """Write the words that are read out, or shown below the mouse, for the element around them."""
     return element("title", escape(words))
 
 
@@ -126,7 +126,7 @@ class Picture(str):
 def document(
     width: float, height: float, inner: Iterable[str], about: str, style: str = ""
 ) -> Picture:
-    """Write a whole picture; ``about`` is read out by who does not see it."""
+    """Write a whole picture; ``about`` is read out to people who do not see it."""
     heads = [
         element(
             "marker",

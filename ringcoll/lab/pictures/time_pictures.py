@@ -114,7 +114,7 @@ def last_step(trace: TraceEvent) -> TracedRun:
             if event["cat"] == "operation":
                 word = "communicates"
             elif event["cat"] == "phase" and about["depth"] == 1:
-                # A phase that mostly waits, or does what others wait for, computes nothing.
+                # A phase that mostly waits, or that others wait for, computes nothing.
                 word = "computes" if 4 * about["computing_s"] > about["total_s"] else "awaits"
             else:
                 continue
@@ -271,7 +271,7 @@ def overlap_picture(trace: TraceEvent) -> Picture:
 
 
 class _Lanes:
-    """A lane a rank, an axis of time below, and what the colours mean."""
+    """A lane a rank, an axis of time below, and the meaning of the colours."""
 
     def __init__(self, run: TracedRun) -> None:
         if run.world_size > MOST_RANKS:
@@ -340,7 +340,7 @@ _CURVES_WIDTH, _HEIGHT = 720.0, 420.0
 _LEFT, _TOP, _BELOW = 130.0, 76.0, 80.0
 _APART = 1.3 * FONT  # of names at the ends of curves
 _MOST_MARKS = 8
-_DASHES = ("none", "12 5", "4 5", "16 5 4 5")  # who sees no colours tells them apart
+_DASHES = ("none", "12 5", "4 5", "16 5 4 5")  # people who see no colours tell them apart
 _CURVES_STYLE = """
 .curve { fill: none; stroke-width: 4 }
 .mark { fill: none; stroke: #8b949e; stroke-width: 1 }

@@ -430,7 +430,7 @@ def _registered(collective: str, topology: Topology) -> Iterator[_Candidate]:
 
 
 def _searched(collective: str, topology: Topology, exact: bool, seed: int) -> Iterator[_Candidate]:
-    """What the searches find."""
+    """The schedules that the searches find."""
     world_size = topology.world_size
     for_all = demand_of(phases_of(collective)[0][0], world_size).for_all
     most = _TREES_OF_MANY if world_size > _MANY_RANKS else _TREES

@@ -5,23 +5,22 @@ switches. A *limit* is a link that several hops share, or the speed of one hop. 
 a *round*, and a round is the time of one chunk on the slowest hop: the unit of SCCL. Ranks are near
 each other if they are of one host, below one switch, or joined by fast hops.
 
-Orders of ranks. Most algorithms send between ranks whose numbers are near each other, and numbers
-are given without regard to the network. Of all cyclic orders the one is wanted in which a message
-from each rank to the next, there and back, takes the least time in all: a travelling salesman's
-tour. All tours are tried on up to 8 ranks; on more, the tour that goes to the nearest rank next is
-improved by turning pieces round (2-opt: G. A. Croes, 1958) until no turn helps. Cost: ``(k - 1)!``
-tours for few ranks, about ``k ** 2`` turns in a pass for many.
+Orders of ranks. Most algorithms send between ranks of near numbers, but numbers are given without
+regard to the network. The best cyclic order is a travelling salesman's tour: in it, messages from
+each rank to the next, there and back, take the least time in all. All tours are tried on up to 8
+ranks, in ``(k - 1)!`` trials. On more ranks the tour that goes to the nearest rank next is improved
+by turning pieces round (2-opt: G. A. Croes, 1958) until no turn helps, in passes of ``k ** 2``.
 
 Demands of a collective are read from the contracts, so every collective that reduces nothing can be
-searched for. A collective that reduces is one of these backwards: a reduce-scatter is an
-all-gather, and a reduce a broadcast, in which every message goes the other way, in the opposite
-order of steps. An all-reduce is a reduce-scatter, and then an all-gather. Source: Z. Cai et al.,
-"Synthesizing Optimal Collective Algorithms", arXiv 2008.08708, sections 3.3 and 3.4.
+searched for. A collective that reduces is one of these backwards, with messages the other way in
+the opposite order of steps: a reduce-scatter is an all-gather, a reduce is a broadcast. An
+all-reduce is a reduce-scatter, and then an all-gather. Source: Z. Cai et al., "Synthesizing Optimal
+Collective Algorithms", arXiv 2008.08708, sections 3.3 and 3.4.
 
 A search answers with *moves*: in each step, which chunk goes from which rank to which. Every rank
 that gets a chunk gets it once, so the moves of a chunk are a tree that begins at its owner.
-Backwards the same tree reduces the chunk: each rank reduces what its children send with its own
-data, and sends the result to its parent. What a rank holds for others only is in scratch memory.
+Backwards the same tree reduces the chunk: each rank adds the chunks of its children to its own, and
+sends the sum to its parent. Chunks that a rank holds for others only are in scratch memory.
 """
 
 from __future__ import annotations
@@ -340,7 +339,7 @@ class Demand:
 
     @property
     def for_all(self) -> bool:
-        """Whether every rank wants every chunk, so that none passes on what it does not want."""
+        """Whether every rank wants every chunk: no rank passes on a chunk for others only."""
         return all(len(ranks) == self.world_size for ranks in self.wanted)
 
 

@@ -293,7 +293,7 @@ def _random_bit(bits: int, random: Random) -> int:
 
 
 class _Packing:
-    """What trees put on each limit, in rounds; ``limits`` are those of each hop, or both ways."""
+    """The load of trees on each limit, in rounds; ``limits`` are of each hop, or both ways."""
 
     def __init__(self, graph: HopGraph, both_ways: bool) -> None:
         self.graph, self.limits = graph, graph.limits_of_hops
