@@ -109,7 +109,9 @@ def levelled(places: Places, name: str, events: list[Event], *, in_place: bool) 
         world_size=places.world_size,
         num_chunks=places.num_chunks,
         num_slots=max(map(len, run.slots)),
-        program=lambda rank: _steps(programs[rank]),
+        program=lambda rank: (
+            programs[rank].get(level, _WAIT) for level in range(1 + max(programs[rank], default=-1))
+        ),
         root=places.root,
     )
 
@@ -388,11 +390,6 @@ def _programs(
     return [
         {level: Step(*operations) for level, operations in program.items()} for program in steps
     ]
-
-
-def _steps(program: dict[int, Step]) -> Iterator[Step]:
-    """All steps of a rank; those in which it waits take no memory."""
-    return (program.get(level, _WAIT) for level in range(1 + max(program, default=-1)))
 
 
 def _local(event: Event) -> Iterator[Operation]:

@@ -78,11 +78,6 @@ class Places:
         """Chunks that a rank's input (``"i"``) or output (``"o"``) has room for."""
         return len(self._blocks(rank, letter)) * self.per_block
 
-    def chunk(self, rank: int, letter: str, index: int) -> int:
-        """The chunk that has the place ``index`` in a rank's input or output."""
-        block, item = divmod(index, self.per_block)
-        return self._blocks(rank, letter)[block] * self.per_block + item
-
     def run(
         self, rank: int, letter: str, indices: Iterable[int], *, in_place: bool
     ) -> tuple[Place, ...]:
@@ -90,7 +85,8 @@ class Places:
         if letter == "s":
             return tuple(("s", index) for index in indices)
         word = "io" if in_place else letter
-        return tuple((word, self.chunk(rank, letter, index)) for index in indices)
+        blocks, each = self._blocks(rank, letter), self.per_block
+        return tuple((word, blocks[index // each] * each + index % each) for index in indices)
 
     def index(self, rank: int, ref: Ref) -> tuple[str, int]:
         """The letter of a reference's buffer, and its place in the buffer."""

@@ -13,12 +13,11 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
-from itertools import chain
-from typing import Any, TypeGuard
+from typing import Any
 
 from ringcoll.errors import ArgumentError, RingcollError, TooLargeError, VerificationError
 from ringcoll.lab.pictures.step_pictures import Film, as_film, film, steps_picture
@@ -125,7 +124,16 @@ def player_page(
         "times": None if trace is None else _times(films[0], trace, run),
         "network": None if run is None else _network(run, films[0]),
     }
-    begin = {} if run is None or not run.topology.links else _costs_of(run)
+    begin: Json = {}
+    if run is not None and run.topology.links:
+        # The sliders begin with the costs of the network's first link, and of its reductions.
+        network, link = run.topology, run.topology.links[0]
+        gamma = float(network.gamma_s_per_byte)
+        begin = {
+            "alpha": float(network.alpha_s + link.latency_s) * 1e6,
+            "bandwidth": float(link.bandwidth) * 1e-9,
+            "reduction": 1e-9 / gamma if gamma else 1e5,  # the end of the slider
+        }
     if data["times"] is not None:
         begin["nbytes"] = data["times"].pop("nbytes")
     data["settings"] = {name: str(value) for name, value in (begin | dict(settings or {})).items()}
@@ -265,17 +273,6 @@ def _conditions(run: SimulatedRun) -> str:
     return ", ".join(parts)
 
 
-def _costs_of(run: SimulatedRun) -> Json:
-    """Where the sliders begin: the costs of the network's first link, and of its reductions."""
-    network, link = run.topology, run.topology.links[0]
-    gamma = float(network.gamma_s_per_byte)
-    return {
-        "alpha": float(network.alpha_s + link.latency_s) * 1e6,
-        "bandwidth": float(link.bandwidth) * 1e-9,
-        "reduction": 1e-9 / gamma if gamma else 1e5,  # the end of the slider
-    }
-
-
 def _network(run: SimulatedRun, shown: Film) -> Json:
     """The simulated network: its nodes, what its links have carried, and each message's way."""
     network, loads = run.topology, run.loads()
@@ -353,33 +350,28 @@ def _changed(
     schedule: Schedule, step: int, source: int, target: int
 ) -> Iterator[tuple[str, Schedule]]:
     """Schedules in which a message of a step is not sent, is forgotten by both, or goes astray."""
-
-    def is_send(rank: int, op: Operation) -> TypeGuard[Send]:
-        return rank == source and isinstance(op, Send) and op.peer == target
-
-    def is_recv(rank: int, op: Operation) -> bool:
-        return rank == target and isinstance(op, Recv | RecvReduce) and op.peer == source
-
     wrong = min({*range(schedule.world_size)} - {source, target}, default=target)
     where = f"step {step}: rank {source}"
-    changes: dict[str, Callable[[int, Operation], tuple[Operation, ...]]] = {
-        f"{where} does not send to rank {target}": lambda rank, op: (
-            () if is_send(rank, op) else (op,)
-        ),
-        f"{where} and rank {target} forget their message": lambda rank, op: (
-            () if is_send(rank, op) or is_recv(rank, op) else (op,)
-        ),
-        f"{where} sends to rank {wrong} instead of rank {target}": lambda rank, op: (
-            (Send(wrong, op.refs) if is_send(rank, op) else op,)
-        ),
+    faults = {
+        "unsent": f"{where} does not send to rank {target}",
+        "forgotten": f"{where} and rank {target} forget their message",
+        "astray": f"{where} sends to rank {wrong} instead of rank {target}",
     }
-    for title, change in changes.items():
 
-        def program(rank: int, change: Any = change) -> Program:
+    def changed(rank: int, operation: Operation, fault: str) -> Operation | None:
+        match operation:
+            case Send(peer=peer, refs=refs) if (rank, peer) == (source, target):
+                return Send(wrong, refs) if fault == "astray" else None
+            case Recv(peer=peer) | RecvReduce(peer=peer) if (peer, rank) == (source, target):
+                return None if fault == "forgotten" else operation
+        return operation
+
+    for fault, title in faults.items():
+
+        def program(rank: int, fault: str = fault) -> Program:
             for number, operations in enumerate(Written.steps(schedule, rank)):
-                is_changed = number == step
-                every = chain(*(change(rank, op) for op in operations)) if is_changed else ()
-                yield Step(*every) if is_changed else operations
+                kept = (changed(rank, operation, fault) for operation in operations)
+                yield Step(*filter(None, kept)) if number == step else operations
 
         yield title, replace(schedule, program=program, stated_cost=None)
 

@@ -223,7 +223,12 @@ def _of_sets(
         wanted = {b for rank in ranks for b in rules.outputs(rank, world_size, root)}
         return len(wanted.difference(*(rules.inputs(rank, world_size, root) for rank in ranks)))
 
-    for partition, words in _partitions(topology, graph):
+    each_rank = [frozenset([rank]) for rank in range(world_size)]
+    for partition in [each_rank, *groups_of_ranks(topology, graph)]:
+        words = [
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
+            for ranks in partition
+        ]
         for ranks, name in zip(partition, words, strict=True):
             for inner, outer in ((ranks, everyone - ranks), (everyone - ranks, ranks)):
                 needed_s = entering(inner) / whole / speed_out(outer)
@@ -239,16 +244,6 @@ def _of_sets(
                     float(1 / speed),
                     f"the narrowest cut between rank {ends[0]} and rank {ends[1]}",
                 )
-
-
-def _partitions(
-    topology: Topology, graph: HopGraph
-) -> Iterator[tuple[list[frozenset[int]], list[str]]]:
-    """The ranks one by one, by their switch, and joined by hops above each speed; in words, too."""
-    ranks = range(topology.world_size)
-    yield [frozenset([rank]) for rank in ranks], [f"rank {rank}" for rank in ranks]
-    for groups in groups_of_ranks(topology, graph):
-        yield groups, [f"ranks {', '.join(map(str, sorted(group)))}" for group in groups]
 
 
 MOST_MESSAGES = 1 << 18

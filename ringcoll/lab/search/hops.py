@@ -391,7 +391,9 @@ def schedule_of_moves(
     slots: _Slots = {}
     for number, moves in enumerate(phases):
         _, backwards = phases_of(collective)[number]
-        turned = _turned(moves) if backwards else moves
+        turned = moves
+        if backwards:
+            turned = [[ChunkMove(chunk, b, a) for chunk, a, b in step] for step in moves[::-1]]
         if len(phases) == 1:  # all outputs of an all-reduce hold all chunks
             slots = _slots(demand, turned, backwards)
         operations: _Operations = [[[] for _ in moves] for _ in range(demand.world_size)]
@@ -411,13 +413,6 @@ def schedule_of_moves(
         program=lambda rank: frozen[rank],
         root=demand.root,
     )
-
-
-def _turned(moves: Moves) -> Moves:
-    """Moves the other way, in the opposite order of steps."""
-    return [
-        [ChunkMove(chunk, target, source) for chunk, source, target in step] for step in moves[::-1]
-    ]
 
 
 _Slots = dict[tuple[int, int], int]

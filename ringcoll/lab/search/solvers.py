@@ -78,16 +78,6 @@ class SolvedMoves(NamedTuple):
     moves: Moves = ()
 
 
-def _cp_model() -> Any:
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise MissingExtraError(
-            "the search for schedules needs OR-Tools: pip install 'ringcoll[search]'"
-        ) from error
-    return cp_model
-
-
 def solve(
     graph: HopGraph, demand: Demand, steps: int, rounds: int, *, effort: float = 2.0, seed: int = 0
 ) -> SolvedMoves:
@@ -109,10 +99,15 @@ def solve(
     MissingExtraError
         OR-Tools is not installed.
     """
-    solver_module = _cp_model()
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise MissingExtraError(
+            "the search for schedules needs OR-Tools: pip install 'ringcoll[search]'"
+        ) from error
     if rounds < steps:
         return SolvedMoves(SolverAnswer.IMPOSSIBLE)
-    model = solver_module.CpModel()
+    model = cp_model.CpModel()
     takes = _Takes(model, graph, demand, steps)
     if not takes.reachable:
         return SolvedMoves(SolverAnswer.IMPOSSIBLE)
@@ -120,14 +115,14 @@ def solve(
     lengths = [model.new_int_var(1, rounds - steps + 1, f"rounds {step}") for step in range(steps)]
     model.add(sum(lengths) == rounds)
     takes.add_limits(lengths)
-    solver = solver_module.CpSolver()
+    solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort
     status = solver.solve(model)
-    if status == solver_module.INFEASIBLE:
+    if status == cp_model.INFEASIBLE:
         return SolvedMoves(SolverAnswer.IMPOSSIBLE)
-    if status not in (solver_module.OPTIMAL, solver_module.FEASIBLE):
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return SolvedMoves(SolverAnswer.UNKNOWN)
     moves: list[list[ChunkMove]] = [[] for _ in range(steps)]
     for (chunk, hop, step), variable in takes.variables.items():
