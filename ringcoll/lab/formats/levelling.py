@@ -255,10 +255,9 @@ def _sum(event: Event, ours: _Value, theirs: _Value) -> _Value:
 
 
 def _constraints(places: Places, run: _Run, staged: set[int]) -> list[tuple[int, int, int]]:
-    """Constraints: the earlier and the later node, and how many steps are between them at least.
+    """Constraints: the earlier node, the later one, and the fewest steps between them.
 
-    The number of an event is also that of its node. The receive of a message has the node of its
-    send, unless the message is staged.
+    A node is an event, by its number; a send and its receive are one, unless the message is staged.
     """
     edges: list[tuple[int, int, int]] = []
     writer: list[dict[tuple[Buffer, int], int]] = [{} for _ in range(places.world_size)]
@@ -364,8 +363,7 @@ def _programs(
 ) -> list[dict[int, Step]]:
     """The steps of each rank in which it does anything, by their number.
 
-    The operations of a step are in the order of the events, a send in that of its receive: so sends
-    and receives of two ranks pair up, and sums are made in the original's order.
+    A send has the place of its receive in the order of the events: so the two pair up.
     """
     steps = [defaultdict[int, list[Operation]](list) for _ in range(world_size)]
     for number in run.order:

@@ -93,10 +93,7 @@ def last_run(trace: TraceEvent, name: str | None = None) -> TracedRun:
 
 
 def last_step(trace: TraceEvent) -> TracedRun:
-    """Read the last step of a trainer from a trace.
-
-    Its phases are bars of the kind "computes" or "awaits", and its collectives "communicates".
-    """
+    """Read the last step of a trainer: bars that say "computes", "awaits" or "communicates"."""
     try:
         events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
         other = trace["otherData"]

@@ -1,28 +1,26 @@
-"""How long schedules take on a topology, and the bounds that none beats: steps, rounds, seconds.
+"""Lower bounds of schedules on a topology, in steps, rounds and seconds; and simulated times.
 
-Steps: a chunk needs as many steps as hops. Rounds per chunk: a rank that wants blocks gets them
-through every cut between their owners and itself, so the data of a cut, over the speed of its
-links, is a time that no schedule is below. The worst cut is found by maximum flows, also through
-switches (L. Zhao et al., "ForestColl", arXiv 2402.06787, section 4). For an all-gather and a
-broadcast the bound is reached by trees that are pipelined; for other collectives it may be too low.
+Steps: a chunk needs as many steps as hops. Rounds per chunk: the blocks for a rank come through
+every cut between their owners and the rank, so the data of a cut over the speed of its links is a
+lower bound. Maximum flows find the worst cut, also through switches (L. Zhao et al., "ForestColl",
+arXiv 2402.06787, section 4). Pipelined trees reach the bounds of an all-gather and a broadcast; the
+bounds of other collectives may be too low.
 
-Seconds, latency: data go from each rank to each rank that needs them, over links that each have a
-latency. Bandwidth: what a set of ranks lacks has to come in over the links around the set, and what
-others need of it has to go out; the links around a set are its narrowest cut, by a maximum flow
-through the switches. The sets are single ranks, the ranks below a switch, and those joined by links
-above a speed; on up to 32 ranks, flows find the worst set of all, as for rounds.
+Seconds: the latency of the way from a rank to a rank that needs its data. And for a set of ranks,
+the data that it lacks, or that others need of it, over the narrowest cut around the set. The sets
+are single ranks, the ranks below a switch, and ranks joined by links above a speed; on up to 32
+ranks flows find the worst set of all, as for rounds.
 
-An all-reduce has one more bound: in each partition of the ranks into P parts each element crosses
-between parts P - 1 times to be reduced, and P - 1 times to be spread, so the links out of all parts
-carry 2 (P - 1) vectors. For P = k equal ranks that is the well-known 2 (k - 1) / k vectors a rank
-(P. Patarasuk and X. Yuan, 2009).
+In an all-reduce, and in each partition of the ranks into P parts, each element crosses between
+parts P - 1 times to be reduced, and P - 1 times to be spread. So the links out of all parts carry
+2 (P - 1) vectors; for P = k equal ranks, the well-known 2 (k - 1) / k vectors a rank (P. Patarasuk
+and X. Yuan, 2009).
 
-The time of a schedule is that in its best number of segments. A schedule is simulated in 1, 4, 16,
-64 and 256 segments, until more segments gain hardly anything. Where that is a work of many seconds,
-the time in more than 16 segments follows from those of as many segments as the schedule has steps,
-8 at least, and of 16 segments as long: by then each further one takes as long as the one before. Of
-trees such times were wrong by 0.4 % at most. Schedules of more than 12 steps are simulated to the
-end. A search has to beat the registered algorithms.
+The time of a schedule is that in its best number of segments: 1, 4, 16, 64 or 256, until more gain
+hardly anything. Where a run would take many seconds, and the schedule has at most 12 steps, the
+time in more than 16 segments follows from runs of 16 segments and of as many as the schedule has
+steps, 8 at least: by then each further segment takes as long as the one before. Such times of trees
+were wrong by 0.4 % at most.
 """
 
 from __future__ import annotations
@@ -288,15 +286,12 @@ class TimesOnNetwork:
         return self._runs[key][1]
 
     def best(self, schedule: Schedule, nbytes: int, messages: int) -> SearchTime:
-        """The time of a schedule of so many messages, in its best number of segments.
-
-        Segments do not change what a link carries: no run is shorter than the busiest link needs.
-        """
+        """The time of a schedule of so many messages, in its best number of segments."""
         whole, many = self.run(schedule, nbytes), _MANY_SEGMENTS
         best = SearchTime(whole.seconds, schedule.algorithm, 1)
         for segments in _SEGMENTS:
             if messages * segments > MOST_MESSAGES or best.seconds <= MIN_SPEEDUP * whole.busiest_s:
-                break
+                break  # with any segments the busiest link takes as long
             is_long = whole.engine == "events" and messages * segments > _EXACT_MESSAGES
             if is_long and segments > many and (steps := step_count(schedule)) <= _MOST_STEPS:
                 few = max(_FEW_SEGMENTS, steps)

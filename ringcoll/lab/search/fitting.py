@@ -327,8 +327,7 @@ def fit(
 def _ranges(sizes: Sequence[int], *, is_open: bool) -> Iterator[Range]:
     """The range of each size, up to the geometric means with its neighbours.
 
-    Open ranges begin at 0 and have no end; others reach half as far as the first size, and twice as
-    far as the last.
+    All begin at 0 and have no end, or they begin at half the first size and end at twice the last.
     """
     between = [max(isqrt(low * high), low + 1) for low, high in pairwise(sizes)]
     first, last = (0, None) if is_open else (sizes[0] // 2, 2 * sizes[-1])
@@ -340,8 +339,7 @@ def _winners(
 ) -> tuple[SearchTime, SearchTime]:
     """The winner, and the fastest in rank order.
 
-    The winner has the fewest messages of those nearly as fast as the fastest, and no slower than
-    any in rank order.
+    Of the nearly fastest, none slower than the fastest in rank order, the fewest messages win.
     """
     plain = next(time for time in times if by_name[time.algorithm].is_plain)
     limit_s = min(MIN_SPEEDUP * times[0].seconds, plain.seconds)

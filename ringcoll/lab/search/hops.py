@@ -123,10 +123,7 @@ class HopGraph:
         return dict(nx.single_source_shortest_path_length(self.network, source))
 
     def without_slow(self, speed: Fraction) -> HopGraph | None:
-        """The graph without hops slower than a speed, which becomes a round.
-
-        ``None`` if some ranks are not connected any more.
-        """
+        """The graph without hops slower than a round's speed; ``None`` if it is not connected."""
         slow = {index for limit in self.limits if limit.speed < speed for index in limit.hops}
         graph = self._of([hop for hop in range(len(self.hops)) if hop not in slow], speed)
         return graph if nx.is_strongly_connected(graph.network) else None

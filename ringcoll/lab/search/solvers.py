@@ -19,32 +19,29 @@ on the arguments alone, and on the version of the solver.
 Source: Z. Cai et al., "Synthesizing Optimal Collective Algorithms", arXiv 2008.08708, section 3.
 The paper's model has the step of an arrival as an integer, for the solver Z3.
 
-The greedy search. An all-gather, or a broadcast, on many ranks. The time-expanded network has each
-rank once for each step; a link joins its source in a step to its target in the next one. In every
-step each link takes chunks that its source has and its target lacks, as many as the link carries,
-until no link can take any more. Which chunk a link takes, and which link is first, is drawn by a
-seed. A step is as long as a chunk needs on one of the links, so faster links take several chunks in
-a step, and slower ones none. The search tries the speed of every link as this measure, and several
-seeds; the caller takes the schedule that is simulated fastest. The work grows with links times
-chunks, which is the square of the ranks if the ranks have few links. Source: W. Won et al.,
-"TACOS", arXiv 2304.05301. There a slow link may be under way while fast links go on; here the steps
-of a schedule are global, so a message ends in the step in which it begins.
+The greedy search, for an all-gather or a broadcast on many ranks. In every step each link takes
+chunks that its source has and its target lacks, as many as the link carries, until no link can take
+any more. A seed draws which link is first, and which chunk it takes. A step is as long as a chunk
+needs on one of the links, so faster links take several chunks in a step, and slower ones none. The
+search tries the speed of every link as this measure, and several seeds; the caller takes the
+schedule that is simulated fastest. The work grows with links times chunks: with the square of the
+ranks if the ranks have few links. Source: W. Won et al., "TACOS", arXiv 2304.05301. There a slow
+link may be under way while fast links go on; here the steps of a schedule are global, so a message
+ends in the step in which it begins.
 
 Trees that share out the links, for large data in many segments. Every chunk goes to all ranks along
 a tree of hops from its root, is reduced up such a tree, or both. In many segments a schedule takes
-as long as its fullest link, so the trees of all chunks together have to fill links evenly. Trees of
-an all-reduce use their hops in both directions at the same time, one segment going up while another
-one comes down; so it needs no second phase, and n bytes pass the way to a rank that is the leaf of
-every tree. One tree after the other grows from the root, hop by hop, each time by the cheapest hop.
-A hop costs what it adds to the loads of its limits, each to a high power: then the sum is nearly
-the fullest one's. Some rounds follow in which each tree is taken out, and grown again beside the
-others; the best set is kept. This is the approximation of fractional packings of spanning trees by
-N. Garg and J. Koenemann, FOCS 1998, with whole chunks. Where hops go both ways at the same speed,
-the bound on the packing is that of W. T. Tutte and C. Nash-Williams, 1961: the links between the
-parts of any partition carry (parts - 1) times the data. Hops may share links, and have any speeds;
-for an all-reduce each hop of a tree has one back. A tree needs ``ranks * hops`` looks, or
-``ranks ** 2`` where each rank reaches each other one by one hop. Source of the use of trees:
-L. Zhao et al., "ForestColl", arXiv 2402.06787.
+as long as its fullest link, so all trees together have to fill links evenly. Trees of an all-reduce
+use their hops in both directions at the same time, one segment going up while another one comes
+down: there is no second phase, and n bytes pass the way to a rank that is the leaf of every tree.
+A tree grows from its root by the cheapest hop, each time. The price of a hop is the growth of the
+loads of its limits, each to a high power, whose sum is nearly that of the fullest one. In further
+rounds each tree is taken out, and grown again beside the others; the best set is kept. This is the
+approximation of fractional packings of spanning trees by N. Garg and J. Koenemann, FOCS 1998, with
+whole chunks. Where hops go both ways at the same speed, W. T. Tutte and C. Nash-Williams, 1961,
+have the bound on the packing: the links between the parts of any partition carry (parts - 1) times
+the data. A tree needs ``ranks * hops`` looks, or ``ranks ** 2`` where each rank reaches each other
+one by one hop. Source of the use of trees: L. Zhao et al., "ForestColl", arXiv 2402.06787.
 """
 
 from __future__ import annotations

@@ -86,10 +86,7 @@ def never_full(topology: Topology, programs: Sequence[Sequence[RankWave]]) -> bo
 
 
 class LockstepEngine:
-    """One run, in one segment, of turned programs, whose peers are distances.
-
-    A column is the list of a number of every rank of a program.
-    """
+    """One run, in one segment, of turned programs; a column has a number of each of its ranks."""
 
     def __init__(
         self,
@@ -264,10 +261,7 @@ def wave_of(number: int, step: Step) -> RankWave:
 
 
 def waves_of(schedule: Schedule, rank: int, segments: int) -> Iterator[RankWave]:
-    """Produce the waves in which a rank does anything that takes time.
-
-    No more than ``segments`` steps are held in memory, and no more than the schedule has.
-    """
+    """Produce the waves in which a rank does anything that takes time, from few steps at once."""
     return in_segments(_checked(schedule, rank), segments)
 
 
