@@ -371,7 +371,8 @@ def _changed(
         def program(rank: int, fault: str = fault) -> Program:
             for number, operations in enumerate(Written.steps(schedule, rank)):
                 kept = (changed(rank, operation, fault) for operation in operations)
-                yield Step(*filter(None, kept)) if number == step else operations
+                is_changed = number == step
+                yield Step(*(op for op in kept if op is not None)) if is_changed else operations
 
         yield title, replace(schedule, program=program, stated_cost=None)
 

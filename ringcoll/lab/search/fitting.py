@@ -327,7 +327,7 @@ def fit(
 def _ranges(sizes: Sequence[int], *, is_open: bool) -> Iterator[Range]:
     """The range of each size, up to the geometric means with its neighbours.
 
-    All begin at 0 and have no end, or they begin at half the first size and end at twice the last.
+    Together they reach from 0 to any size, or from half the first size to twice the last one.
     """
     between = [max(isqrt(low * high), low + 1) for low, high in pairwise(sizes)]
     first, last = (0, None) if is_open else (sizes[0] // 2, 2 * sizes[-1])
