@@ -159,7 +159,7 @@ def _blocks_of(
         written = {places.memory(rank, ref) for ref in piece.targets}
         waits = [writer[place] for place in read | written if place in writer]
         waits += [wait for place in written for wait in readers.get(place, {}).items()]
-        waits.sort(key=lambda wait: wait[1], reverse=True)
+        waits.sort(key=lambda wait: wait[::-1], reverse=True)  # sets have no order
         needed = []
         for other, step in waits:
             if other != number and block.knows.get(other, -1) < step:
