@@ -20,7 +20,7 @@ What lies beneath can be looked at, and used, without torch::
 
 and simulated on a network that is not here::
 
-    from ringcoll.lab.simulation import topology_named
+    from ringcoll.lab import topology_named
 
     print(ringcoll.simulate(schedule, 1 << 20, topology_named("torus:2x2", 4)))
 """

@@ -79,7 +79,7 @@ ONLY = {
             f"{room.replace('.', '/')}/__init__"
             for room in DOORS.keys()
             - {"schedules.algorithms"}
-            - {"schedules", "schedules.ir", "runtime", "training"}  # by `_package`
+            - {"schedules", "schedules.ir", "lab", "runtime", "training"}  # by `_package`
         ),
     },
     "subprocess": {"tools/cli/versions", "tools/cli/programs"},

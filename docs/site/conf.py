@@ -21,7 +21,7 @@ from sphinx.pycode import ModuleAnalyzer
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import ringcoll
-from ringcoll.lab.pictures import player_page
+from ringcoll.lab import player_page
 from ringcoll.schedules.algorithms import algorithms, on_hosts
 from ringcoll.tools.cli import cli
 

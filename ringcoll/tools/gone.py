@@ -46,6 +46,8 @@ _GONE = {
     "lab.formats.to_chakra": _TRACES,
     "lab.formats.to_goal": _TRACES,
     "lab.formats.topology_from_infragraph": "write a link a line, for topology_from_text",
+    "lab.search.HARDLY": "ringcoll.lab.search.MIN_SPEEDUP",
+    "lab.pictures.layout_of": "steps_picture and player_page place the ranks",
     "runtime.collectives.measurements": "ringcoll.tools.bench.measurements",
     "runtime.collectives.probe": "ringcoll.probe",
     "runtime.collectives.refit": _REFIT,

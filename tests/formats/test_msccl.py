@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 from itertools import pairwise
 
@@ -376,6 +379,26 @@ def algorithm(collective: str, chunks: int, *gpus: list[str], in_place: int = 0)
         f'<algo name="x" proto="LL" nchannels="1" nchunksperloop="{chunks}" ngpus="{len(gpus)}" '
         f'coll="{collective}" inplace="{in_place}">{inside}</algo>'
     )
+
+
+@pytest.mark.processes
+def test_a_schedule_has_one_text() -> None:
+    """Names have other hashes in each process, and sets another order."""
+    code = (
+        "from ringcoll.lab import to_msccl; from ringcoll.schedules import schedule_of\n"
+        "print(to_msccl(schedule_of('all_reduce', 'circulant', 8)))"
+    )
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert len(set(texts)) == 1
 
 
 def test_a_deadlock_is_named() -> None:

@@ -16,13 +16,12 @@ from ringcoll.lab.pictures import (
     MOST_RANKS,
     Film,
     film,
-    layout_of,
     moving_picture,
     step_pictures,
     steps_picture,
 )
 from ringcoll.lab.pictures.step_pictures import DrawnMessage, Scenery
-from ringcoll.lab.pictures.svg import network_layout, width_of
+from ringcoll.lab.pictures.svg import layout_of, network_layout, width_of
 from ringcoll.lab.simulation import topology_named
 from ringcoll.schedules import (
     Program,
@@ -111,11 +110,12 @@ def test_no_card_hides_another(entry: Algorithm, world_size: int) -> None:
     for hosts in (None, on_hosts(world_size, 2) if world_size > 1 else None):
         scenery = Scenery(film(drawn(entry, world_size)), hosts)
         wide, high = scenery.card
-        for (x, y), (other_x, other_y) in combinations(scenery.places, 2):
-            assert abs(x - other_x) > wide or abs(y - other_y) > high
-        for x, y in scenery.places:
-            assert wide / 2 - 0.01 <= x <= scenery.width - wide / 2 + 0.01
-            assert high / 2 - 0.01 <= y <= scenery.height - high / 2 + 0.01
+        for first, second in combinations(scenery.places, 2):
+            apart = first - second
+            assert abs(apart.real) > wide or abs(apart.imag) > high
+        for place in scenery.places:
+            assert wide / 2 - 0.01 <= place.real <= scenery.width - wide / 2 + 0.01
+            assert high / 2 - 0.01 <= place.imag <= scenery.height - high / 2 + 0.01
 
 
 def test_the_ring_in_numbers() -> None:
@@ -409,15 +409,16 @@ def test_all_that_is_written_has_room(world_size: int) -> None:
 @pytest.mark.parametrize("towards", [(8, 0), (0, 8), (-8, 0), (0, -8), (3, 4), (-6, 8), (5, -12)])
 def test_arrows_there_and_back_lie_apart(towards: tuple[int, int]) -> None:
     """Each is bent to its left, by a tenth of its length; a larger y is further down."""
-    begin, end = (100.0, 50.0), (100.0 + 30 * towards[0], 50.0 + 30 * towards[1])
+    begin = complex(100.0, 50.0)
+    end = begin + 30 * complex(*towards)
     scenery: Any = SimpleNamespace(places=[begin, end], _edge=lambda centre, to, beyond: centre)
     there = Scenery.way(scenery, DrawnMessage(0, 1, (0,), False))
     back = Scenery.way(scenery, DrawnMessage(1, 0, (0,), False))
-    for way, (x, y), sign in ((there, towards, 1), (back, towards, -1)):
-        length = 30 * math.hypot(x, y)
-        off = way[1][0] - (begin[0] + end[0]) / 2, way[1][1] - (begin[1] + end[1]) / 2
-        assert off == pytest.approx((sign * 0.1 * 30 * y, -sign * 0.1 * 30 * x))
-        assert math.hypot(*off) == pytest.approx(0.1 * length)
+    x, y = towards
+    for way, sign in ((there, 1), (back, -1)):
+        off = way[1] - (begin + end) / 2
+        assert (off.real, off.imag) == pytest.approx((sign * 0.1 * 30 * y, -sign * 0.1 * 30 * x))
+        assert abs(off) == pytest.approx(0.1 * 30 * math.hypot(x, y))
 
 
 @pytest.mark.parametrize("world_size, rows", [(2, 1), (3, 2), (4, 3), (7, 4)])

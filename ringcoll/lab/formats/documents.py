@@ -22,13 +22,13 @@ _DEPTH = 64  # of elements inside each other
 
 
 @dataclass
-class Element:
+class XmlElement:
     """An element, and those inside it."""
 
     name: str
     attributes: dict[str, str]
     line: int
-    children: list[Element] = field(default_factory=list)
+    children: list[XmlElement] = field(default_factory=list)
 
     def error(self, message: str) -> ScheduleError:
         """An error at this element."""
@@ -59,7 +59,7 @@ class Element:
                 "0 up, without a gap"
             )
 
-    def each(self, name: str) -> Iterator[Element]:
+    def each(self, name: str) -> Iterator[XmlElement]:
         """The elements of a name, inside this one, at any depth."""
         for child in self.children:
             if child.name == name:
@@ -67,11 +67,11 @@ class Element:
             yield from child.each(name)
 
 
-def parse_xml(text: str, inside: Mapping[str, str]) -> Element:
+def parse_xml(text: str, inside: Mapping[str, str]) -> XmlElement:
     """Read XML; ``inside`` has the names that may stand inside each name; in ``""``, the root."""
     parser = expat.ParserCreate()
-    path: list[Element] = []
-    roots: list[Element] = []
+    path: list[XmlElement] = []
+    roots: list[XmlElement] = []
 
     def refuse(message: str) -> NoReturn:
         raise ScheduleError(f"line {parser.CurrentLineNumber}: {message}")
@@ -84,7 +84,7 @@ def parse_xml(text: str, inside: Mapping[str, str]) -> Element:
             refuse(f"<{name}>{where}, expected {expected}")
         if len(path) == _DEPTH:
             refuse(f"more than {_DEPTH} elements inside each other")
-        element = Element(name, attributes, parser.CurrentLineNumber)
+        element = XmlElement(name, attributes, parser.CurrentLineNumber)
         (path[-1].children if path else roots).append(element)
         path.append(element)
 
@@ -108,7 +108,7 @@ def parse_xml(text: str, inside: Mapping[str, str]) -> Element:
 
 
 @dataclass(frozen=True)
-class Node:
+class JsonValue:
     """A value, and its place in the document."""
 
     value: Any
@@ -122,19 +122,19 @@ class Node:
         """Whether this is an object with the key."""
         return isinstance(self.value, dict) and key in self.value
 
-    def __getitem__(self, key: str) -> Node:
+    def __getitem__(self, key: str) -> JsonValue:
         if not self.has(key):
             raise self.error(f"has no {key!r}")
-        return Node(self.value[key], f"{self.path}.{key}" if self.path else key)
+        return JsonValue(self.value[key], f"{self.path}.{key}" if self.path else key)
 
-    def items(self, key: str) -> list[Node]:
+    def items(self, key: str) -> list[JsonValue]:
         """The items of a list; none if there is no such key."""
         if not self.has(key):
             return []
         node = self[key]
         if not isinstance(node.value, list):
             raise node.error("is not a list")
-        return [Node(value, f"{node.path}[{index}]") for index, value in enumerate(node.value)]
+        return [JsonValue(value, f"{node.path}[{index}]") for index, value in enumerate(node.value)]
 
     def number(self, least: int = 0, most: int = _MOST) -> int:
         """The value, if it is a number within bounds."""
@@ -155,10 +155,10 @@ class Node:
         return self.value
 
 
-def parse_json(text: str) -> Node:
+def parse_json(text: str) -> JsonValue:
     """Read JSON."""
     try:
-        return Node(json.loads(text))
+        return JsonValue(json.loads(text))
     except json.JSONDecodeError as error:
         raise ScheduleError(f"line {error.lineno}: no JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits; brackets in brackets

@@ -1,15 +1,15 @@
-"""Programs of thread blocks as a schedule: what waits for what becomes steps.
+"""Programs of thread blocks as a schedule: the waits of thread blocks become steps.
 
 Problem: in MSCCL and MSCCL++ the thread blocks of a rank run by themselves; each does its steps in
 order, and waits for single steps of others. A schedule here has steps that all ranks count alike,
 in which a message is sent and received, and reads see the state before the step.
 
-What a format says becomes *events*, in four stages.
+The actions in a file become *events*, and these a schedule, in four stages.
 
 1. Order: an order of all events in which each comes after those that it waits for. There is none if
    the thread blocks wait for each other in a circle; the error names one. Sends do not wait for
    their receiver, as there: a connection has a buffer.
-2. Values: the events are run on symbols, which finds out what each place holds: formats name places
+2. Values: the events are run on symbols, which shows the chunk in each place: formats name places
    only, and references here name the chunk. Data that is not the chunk of its output place goes to
    a slot. So does an input that is needed after the output of its chunk was written; otherwise a
    program for separate buffers were wrong with input and output in one place.
@@ -23,18 +23,19 @@ What a format says becomes *events*, in four stages.
 Events that write one place, and do not wait for each other, are a race in the original. It goes
 unnoticed: an order is chosen.
 
-Source of the components that are strongly connected: R. Tarjan, "Depth-first search and linear
-graph algorithms", SIAM J. Comput. 1(2), 1972; written without recursion.
+Source of the components that are strongly connected: M. Sharir, "A strong-connectivity algorithm
+and its applications in data flow analysis", 1981; written without recursion.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial, reduce
-from itertools import count, groupby
+from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
 
 from ringcoll.errors import ScheduleError
 from ringcoll.lab.formats.places import Place, Places
@@ -77,7 +78,7 @@ class Event:
     kind: EventKind
     reads: tuple[Place, ...]  # in the order of the message
     writes: tuple[Place, ...]
-    before: list[int]  # what it waits for
+    before: list[int]  # the events that it waits for
     where: str  # in the original, for errors
     message: int = -1  # the send whose message it receives
 
@@ -108,7 +109,9 @@ def levelled(places: Places, name: str, events: list[Event], *, in_place: bool) 
         world_size=places.world_size,
         num_chunks=places.num_chunks,
         num_slots=max(map(len, run.slots)),
-        program=lambda rank: _steps(programs[rank]),
+        program=lambda rank: (
+            programs[rank].get(level, _WAIT) for level in range(1 + max(programs[rank], default=-1))
+        ),
         root=places.root,
     )
 
@@ -122,28 +125,14 @@ def _waits_for(event: Event) -> Sequence[int]:
 
 def _ordered(events: Sequence[Event]) -> list[int]:
     """An order of the events, or an error that names those in a circle."""
-    missing = [len(_waits_for(event)) for event in events]
-    after: list[list[int]] = [[] for _ in events]
+    sorter = TopologicalSorter[int](dict.fromkeys(range(len(events)), ()))
     for number, event in enumerate(events):
-        for earlier in _waits_for(event):
-            after[earlier].append(number)
-    ready = deque(number for number, waits in enumerate(missing) if not waits)
-    order = []
-    while ready:
-        number = ready.popleft()
-        order.append(number)
-        for later in after[number]:
-            missing[later] -= 1
-            if not missing[later]:
-                ready.append(later)
-    if len(order) == len(events):
-        return order
-    number = next(number for number, waits in enumerate(missing) if waits)
-    circle: list[int] = []
-    while number not in circle:
-        circle.append(number)
-        number = next(earlier for earlier in _waits_for(events[number]) if missing[earlier])
-    first, *others = dict.fromkeys(events[each].where for each in circle[circle.index(number) :])
+        sorter.add(number, *_waits_for(event))
+    try:
+        return list(sorter.static_order())
+    except CycleError as error:
+        circle: list[int] = error.args[1][::-1]
+    first, *others = dict.fromkeys(events[number].where for number in circle)
     shown = others[: _SHOWN - 1]
     if len(others) > len(shown):
         shown[-1] += " ..."
@@ -202,7 +191,7 @@ class _Run:
                 self.slots[rank][number, index] = len(self.slots[rank])
 
     def _add(self, rank: int, source: Place, target: Place) -> None:
-        """Copy, beside what the original does."""
+        """Add a copy that the original does not do."""
         self.events.append(Event(rank, EventKind.COPY, (source,), (target,), [], "the library"))
         self.values.append([])
         self._do(len(self.events) - 1)
@@ -266,10 +255,9 @@ def _sum(event: Event, ours: _Value, theirs: _Value) -> _Value:
 
 
 def _constraints(places: Places, run: _Run, staged: set[int]) -> list[tuple[int, int, int]]:
-    """Constraints: the earlier and the later node, and how many steps are between them at least.
+    """Constraints: the earlier node, the later one, and the fewest steps between them.
 
-    The number of an event is also that of its node. The receive of a message has the node of its
-    send, unless the message is staged.
+    A node is an event, by its number; a send and its receive are one, unless the message is staged.
     """
     edges: list[tuple[int, int, int]] = []
     writer: list[dict[tuple[Buffer, int], int]] = [{} for _ in range(places.world_size)]
@@ -309,14 +297,9 @@ def _constraints(places: Places, run: _Run, staged: set[int]) -> list[tuple[int,
 def levels_of(
     num_nodes: int, edges: Iterable[tuple[int, int, int]]
 ) -> tuple[list[int], frozenset[int]]:
-    """The length of the longest way to each node; nodes of a circle share theirs.
+    """The longest way to each node, which nodes of a circle share; and nodes of wrong circles.
 
-    Examples
-    --------
-    >>> levels_of(4, [(0, 1, 1), (1, 2, 0), (2, 1, 0), (2, 3, 1)])
-    ([0, 1, 1, 2], frozenset())
-    >>> levels_of(3, [(0, 1, 1), (1, 2, 0), (2, 1, 1)])[1]
-    frozenset({1, 2})
+    A circle is wrong if a constraint in it is longer than 0.
     """
     following: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
     for start, end, length in edges:
@@ -324,7 +307,7 @@ def levels_of(
     components, component_of = _components(following)
     levels = [0] * num_nodes
     bad: set[int] = set()
-    for nodes in reversed(components):  # those come first that nothing leads to
+    for nodes in components:
         level = max(levels[node] for node in nodes)
         for node in nodes:
             levels[node] = level
@@ -340,41 +323,35 @@ def levels_of(
 def _components(
     following: Sequence[Sequence[tuple[int, int]]],
 ) -> tuple[list[list[int]], list[int]]:
-    """The components, last ones first, and the number of each node's component."""
-    unseen = len(following)
-    number = [unseen] * unseen  # when a node was first seen
-    lowest = [unseen] * unseen  # the first node that can be reached, among those on the stack
-    component_of = [-1] * unseen
+    """The components, those first that nothing leads to, and the number of each node's one."""
+    leading: list[list[int]] = [[] for _ in following]
+    for node, ends in enumerate(following):
+        for end, _ in ends:
+            leading[end].append(node)
+    ended: list[int] = []  # nodes, in the order in which a search in depth leaves them
+    seen = [False] * len(following)
+    stack = [*range(len(following))]
+    while stack:
+        node = stack.pop()
+        if node < 0:
+            ended.append(~node)
+        elif not seen[node]:
+            seen[node] = True
+            stack.append(~node)
+            stack += [end for end, _ in following[node] if not seen[end]]
+    component_of = [-1] * len(following)
     components: list[list[int]] = []
-    stack: list[int] = []
-    times = count()
-
-    def entered(node: int) -> tuple[int, Iterator[tuple[int, int]]]:
-        number[node] = lowest[node] = next(times)
-        stack.append(node)
-        return node, iter(following[node])
-
-    for root in range(unseen):
-        path = [entered(root)] if number[root] == unseen else []
-        while path:
-            node, ends = path[-1]
-            for end, _ in ends:
-                if number[end] == unseen:
-                    path.append(entered(end))
-                    break
-                if component_of[end] < 0:
-                    lowest[node] = min(lowest[node], number[end])
-            else:
-                path.pop()
-                if path:
-                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
-                if lowest[node] == number[node]:
-                    component: list[int] = []
-                    while not component or component[-1] != node:
-                        component.append(stack.pop())
-                    components.append(component)
-                    for member in component:
-                        component_of[member] = len(components) - 1
+    for first in reversed(ended):
+        if component_of[first] < 0:
+            component: list[int] = []
+            stack = [first]
+            while stack:
+                node = stack.pop()
+                if component_of[node] < 0:
+                    component_of[node] = len(components)
+                    component.append(node)
+                    stack += leading[node]
+            components.append(component)
     return components, component_of
 
 
@@ -386,8 +363,7 @@ def _programs(
 ) -> list[dict[int, Step]]:
     """The steps of each rank in which it does anything, by their number.
 
-    The operations of a step are in the order of the events, a send in that of its receive: so sends
-    and receives of two ranks pair up, and sums are made in the original's order.
+    A send has the place of its receive in the order of the events: so the two pair up.
     """
     steps = [defaultdict[int, list[Operation]](list) for _ in range(world_size)]
     for number in run.order:
@@ -412,11 +388,6 @@ def _programs(
     return [
         {level: Step(*operations) for level, operations in program.items()} for program in steps
     ]
-
-
-def _steps(program: dict[int, Step]) -> Iterator[Step]:
-    """All steps of a rank; those in which it waits take no memory."""
-    return (program.get(level, _WAIT) for level in range(1 + max(program, default=-1)))
 
 
 def _local(event: Event) -> Iterator[Operation]:

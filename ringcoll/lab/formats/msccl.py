@@ -1,11 +1,11 @@
 """MSCCL's XML, out and in.
 
-Out: a rank gets a thread block for each connection (to a peer, or from a peer), and one for what is
-local. A thread block does its steps in order. A step waits for the last steps, in other thread
-blocks of its rank, that write what it reads or writes, or read what it writes. It need not wait for
-what has ended for certain, because an earlier step of its thread block waited for it, or for a step
-that waited for it in turn. Further such waits are ``nop`` steps before it. In: thread blocks become
-steps of a schedule by `ringcoll.lab.formats.levelling`.
+Out: a rank gets a thread block for each connection (to a peer, or from a peer), and one for local
+steps. A thread block does its steps in order. A step waits for the last steps, in other thread
+blocks of its rank, that write a place which it reads or writes, or read a place which it writes.
+The wait is left out if an earlier step of the thread block waited for that step, directly or
+through other steps. A second wait, and each further one, is a ``nop`` step before the step. In:
+thread blocks become steps of a schedule by `ringcoll.lab.formats.levelling`.
 
 In the file, ``s`` sends the source, ``r`` receives into the destination, ``rrc`` receives, reduces
 with the source and stores in the destination; ``rcs`` and ``rrcs`` then send the destination;
@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ringcoll.errors import ScheduleError
-from ringcoll.lab.formats.documents import Element, parse_xml
+from ringcoll.lab.formats.documents import XmlElement, parse_xml
 from ringcoll.lab.formats.levelling import Event, EventKind, levelled
 from ringcoll.lab.formats.places import Piece, Place, Places, pieces
 from ringcoll.schedules import Buffer, Schedule, chunks_of_data, contract
@@ -142,7 +142,7 @@ class _ThreadBlock:
 def _blocks_of(
     places: Places, rank: int, steps: Sequence[Sequence[Piece]], max_steps: int
 ) -> list[_ThreadBlock]:
-    """The thread blocks of a rank: one for each connection, and one for what is local."""
+    """The thread blocks of a rank: one for each connection, and one for local steps."""
     blocks: list[_ThreadBlock] = []
     numbers: dict[tuple[str, int], int] = {}
     writer: dict[tuple[Buffer, int], tuple[int, int]] = {}
@@ -159,7 +159,7 @@ def _blocks_of(
         written = {places.memory(rank, ref) for ref in piece.targets}
         waits = [writer[place] for place in read | written if place in writer]
         waits += [wait for place in written for wait in readers.get(place, {}).items()]
-        waits.sort(key=lambda wait: wait[1], reverse=True)
+        waits.sort(key=lambda wait: wait[::-1], reverse=True)  # sets have no order
         needed = []
         for other, step in waits:
             if other != number and block.knows.get(other, -1) < step:
@@ -231,14 +231,14 @@ def from_msccl(text: str) -> Schedule:
 class _FileReader:
     """The events of a file."""
 
-    def __init__(self, algo: Element, places: Places, in_place: bool) -> None:
+    def __init__(self, algo: XmlElement, places: Places, in_place: bool) -> None:
         self.places, self.in_place = places, in_place
         self.events: list[Event] = []
-        self._elements: list[Element] = []  # of each event
+        self._elements: list[XmlElement] = []  # of each event
         self._ends: dict[tuple[int, int, int], int] = {}  # the last event of each step
         self._sends: dict[tuple[int, int, int], list[int]] = {}
         self._receives: dict[tuple[int, int, int], list[int]] = {}
-        self._waits: list[tuple[int, tuple[int, int, int], Element]] = []
+        self._waits: list[tuple[int, tuple[int, int, int], XmlElement]] = []
         for rank, gpu in enumerate(algo.children):
             gpu.expect("id", rank)
             self._scratch = gpu.number("s_chunks", 0)
@@ -256,7 +256,7 @@ class _FileReader:
             self.events[event].before = [*self.events[event].before, self._ends[step]]
         self._pair()
 
-    def _read_block(self, rank: int, number: int, tb: Element) -> None:
+    def _read_block(self, rank: int, number: int, tb: XmlElement) -> None:
         most = self.places.world_size - 1
         send, recv = tb.number("send", -1, most), tb.number("recv", -1, most)
         channel = tb.number("chan", -1)
@@ -288,7 +288,7 @@ class _FileReader:
             if other >= 0:
                 self._waits.append((first, (rank, other, step.number("deps")), step))
 
-    def _message(self, kind: EventKind, own: list[list[int] | None], step: Element) -> None:
+    def _message(self, kind: EventKind, own: list[list[int] | None], step: XmlElement) -> None:
         """Note that the next event sends or receives over a connection of its thread block."""
         if kind not in (EventKind.SEND, EventKind.RECV, EventKind.REDUCE):
             return
@@ -299,9 +299,9 @@ class _FileReader:
         connection.append(len(self.events))
 
     def _actions(
-        self, rank: int, block: int, step: Element
+        self, rank: int, block: int, step: XmlElement
     ) -> Iterator[tuple[EventKind, tuple[Place, ...], tuple[Place, ...]]]:
-        """What a step does, one after the other."""
+        """The actions of a step in order, with the places that each reads and writes."""
         kind, count = step.word("type"), step.number("cnt", 0)
 
         def side(name: str) -> tuple[Place, ...]:

@@ -2,9 +2,9 @@
 
 Here nothing is received: a rank writes into a peer's memory (``put``) and tells it (``signal``),
 and the peer waits for that. Out: a rank has one thread block, which does its steps one after the
-other. What is put into a place that nobody has used before goes there; everything else goes to
-scratch memory, each message to a place of its own, and is copied or reduced from there, so that
-nothing is overwritten before it was used. At the beginning a rank tells its peers that it is there:
+other. A message into a place that was never used before is put there. Every other message is put
+into a place of its own in scratch memory, and is copied or reduced from there, so that nothing is
+overwritten before it was used. At the beginning a rank tells its peers that it is there:
 a plan may run many times.
 
 In: plans of ``put``, ``get``, ``copy``, ``re``, ``res``, ``rre``, ``rres``, ``signal`` and
@@ -28,7 +28,7 @@ from itertools import chain
 from typing import Any
 
 from ringcoll.errors import ScheduleError
-from ringcoll.lab.formats.documents import Node, parse_json
+from ringcoll.lab.formats.documents import JsonValue, parse_json
 from ringcoll.lab.formats.levelling import Event, EventKind, levelled
 from ringcoll.lab.formats.msccl import from_msccl
 from ringcoll.lab.formats.network_files import topology_from_nccl
@@ -134,7 +134,7 @@ class _Rank:
         self._used.update(*touched)
 
     def do(self, step: int, landings: dict[tuple[int, int], list[Place]]) -> None:
-        """Write the operations of a step: put, signal, wait, and use what has come."""
+        """Write the operations of a step: put, signal, wait, and use the messages that came."""
         sends = [piece for piece in self.steps[step] if piece.kind == "send"]
         others = [piece for piece in self.steps[step] if piece.kind != "send"]
         for piece in sends:
@@ -281,11 +281,11 @@ def from_mscclpp(text: str) -> Schedule:
 class _PlanReader:
     """The events of a plan."""
 
-    def __init__(self, places: Places, gpus: Sequence[Node], in_place: bool) -> None:
+    def __init__(self, places: Places, gpus: Sequence[JsonValue], in_place: bool) -> None:
         self.places, self.in_place = places, in_place
         self.events: list[Event] = []
-        self._signals: dict[_Channel, list[tuple[int, Node]]] = {}
-        self._waits: dict[_Channel, list[tuple[int, Node]]] = {}
+        self._signals: dict[_Channel, list[tuple[int, JsonValue]]] = {}
+        self._waits: dict[_Channel, list[tuple[int, JsonValue]]] = {}
         for rank, gpu in enumerate(gpus):
             gpu["id"].number(rank, rank)
             for block in gpu.items("threadblocks"):
@@ -297,7 +297,7 @@ class _PlanReader:
                     self._read(operation)
         self._pair()
 
-    def _read(self, operation: Node) -> None:
+    def _read(self, operation: JsonValue) -> None:
         name = operation["name"].word()
         if name in ("nop", "flush"):
             return
@@ -326,25 +326,25 @@ class _PlanReader:
         else:
             self._reduce(operation, sources, targets)
 
-    def _reduce(self, operation: Node, sources: Sequence[_Run], targets: Sequence[_Run]) -> None:
+    def _reduce(self, op: JsonValue, sources: Sequence[_Run], targets: Sequence[_Run]) -> None:
         """Reduce the first operand with the others, and put the sum to peers."""
         (rank, own), (target_rank, into) = sources[0], targets[0]
         if rank != self._rank or target_rank != self._rank:
-            raise operation.error("the first run of src_buff and of dst_buff is a peer's")
+            raise op.error("the first run of src_buff and of dst_buff is a peer's")
         if all(source == self._rank for source, _ in sources):
             for place, *operands in zip(into, *(chunks for _, chunks in sources), strict=True):
-                self._event(operation, rank, EventKind.ADD, tuple(operands), (place,))
+                self._event(op, rank, EventKind.ADD, tuple(operands), (place,))
         else:
             for source, chunks in sources[1:]:
                 if source == self._rank:
-                    raise operation.error("reads a peer's run and, behind the first, its own")
-                self._event(operation, source, EventKind.SEND, chunks)
-                self._event(operation, rank, EventKind.REDUCE, own, into)
+                    raise op.error("reads a peer's run and, behind the first, its own")
+                self._event(op, source, EventKind.SEND, chunks)
+                self._event(op, rank, EventKind.REDUCE, own, into)
                 own = into
         for target in targets[1:]:
-            self._move(operation, (rank, into), target)
+            self._move(op, (rank, into), target)
 
-    def _move(self, operation: Node, source: _Run, target: _Run) -> None:
+    def _move(self, operation: JsonValue, source: _Run, target: _Run) -> None:
         (sender, reads), (receiver, writes) = source, target
         if len(reads) != len(writes):
             raise operation.error("has runs of different sizes")
@@ -356,7 +356,7 @@ class _PlanReader:
 
     def _event(
         self,
-        operation: Node,
+        operation: JsonValue,
         rank: int,
         kind: EventKind,
         reads: tuple[Place, ...] = (),
@@ -368,7 +368,7 @@ class _PlanReader:
         self.events.append(event)
         self._last = [len(self.events) - 1]
 
-    def _run(self, operation: Node, run: Node) -> _Run:
+    def _run(self, operation: JsonValue, run: JsonValue) -> _Run:
         rank, size, first = self._rank, run["size"].number(1), run["index"].number()
         if run.has("buffer_id"):
             kind, key = operation["channel_type"].word(), "access_channel_type"
@@ -388,7 +388,7 @@ class _PlanReader:
         indices = range(first, first + size)
         return rank, self.places.run(rank, letter, indices, in_place=self.in_place)
 
-    def _channels(self, operation: Node) -> list[_Channel]:
+    def _channels(self, operation: JsonValue) -> list[_Channel]:
         """The channels of an operation, from this rank to its peers."""
         kind = operation["channel_type"].word()
         if kind not in _KINDS:
@@ -418,8 +418,8 @@ class _PlanReader:
 
 
 def _of_kind(
-    kind: str, parent: Node, lists: str, items: str, key: str = "channel_type"
-) -> list[Node]:
+    kind: str, parent: JsonValue, lists: str, items: str, key: str = "channel_type"
+) -> list[JsonValue]:
     """The items of those lists of a node that are for a type of channels."""
     own = (entry for entry in parent.items(lists) if entry[key].value == kind)
     return [item for entry in own for item in entry.items(items)]

@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.lab.formats.documents import Element, parse_xml
+from ringcoll.lab.formats.documents import XmlElement, parse_xml
 from ringcoll.lab.simulation import Link, Topology
 
 _INSIDE = {
@@ -29,13 +29,13 @@ _INTEL = {207: 40.0, 143: 22.0, 85: 10.0, 0: 6.0}  # from a model on
 _OTHERS = {"AuthenticAMD": 16.0, "ppc64": 32.0}
 _SLOW = 6.0
 _NVLINK_S, _PCI_S, _NETWORK_S = 3.4e-6, 5.7e-6, 14e-6  # of a whole way
-# Classes of what a cable ends at; all others are switches.
+# Classes of the devices at the end of a cable; all others are switches.
 _TO_GPU, _TO_PROCESSOR = "0x03", "0x068001"
 _USUAL_MBIT = 10_000  # of a network card whose speed is not known
 
 
 class _Card(NamedTuple):
-    gpu: Element
+    gpu: XmlElement
     rank: int
     processor: str
 
@@ -43,10 +43,10 @@ class _Card(NamedTuple):
 class _Network:
     """The nodes and links of a document; network cards count where there are several hosts."""
 
-    def __init__(self, system: Element) -> None:
+    def __init__(self, system: XmlElement) -> None:
         self.links: dict[tuple[int | str, int | str], tuple[float, float]] = {}  # GB/s, seconds
         self.cards: dict[tuple[str, str], _Card] = {}  # by host and address
-        by_host: dict[str, list[Element]] = {}
+        by_host: dict[str, list[XmlElement]] = {}
         for element in system.children:
             by_host.setdefault(element.attributes.get("host_hash", ""), []).append(element)
         self._has_network = len(by_host) > 1
@@ -69,8 +69,8 @@ class _Network:
         self._add(first, second, rate, latency_s)
         self._add(second, first, rate, latency_s)
 
-    def _add_devices(self, parent: Element, node: str, host: str, processor: str) -> None:
-        """Add what stands below a processor or a bridge."""
+    def _add_devices(self, parent: XmlElement, node: str, host: str, processor: str) -> None:
+        """Add the devices below a processor or a bridge."""
         for element in parent.children:
             gpu = next((each for each in element.children if each.name == "gpu"), None)
             if element.name == "nic" and self._has_network:
@@ -173,14 +173,14 @@ def _word(text: str) -> str:
     return re.sub(r"\W", "_", text, flags=re.ASCII)
 
 
-def _pci_rate(element: Element) -> float:
+def _pci_rate(element: XmlElement) -> float:
     """GB/s of a card's link to its slot; an unknown one has 16 lanes of 8 GT/s, as in NCCL."""
     speed = element.attributes.get("link_speed", "").partition(" ")[0].removesuffix(".0")
     width = element.number("link_width") if element.attributes.get("link_width") else 0
     return _LANE.get(speed, 6.0) * (width or 16) / 8
 
 
-def _between_processors(element: Element) -> float:
+def _between_processors(element: XmlElement) -> float:
     """GB/s between two processors of a host."""
     vendor = element.attributes.get("vendor", "")
     if vendor == "GenuineIntel":

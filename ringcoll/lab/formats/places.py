@@ -78,11 +78,6 @@ class Places:
         """Chunks that a rank's input (``"i"``) or output (``"o"``) has room for."""
         return len(self._blocks(rank, letter)) * self.per_block
 
-    def chunk(self, rank: int, letter: str, index: int) -> int:
-        """The chunk that has the place ``index`` in a rank's input or output."""
-        block, item = divmod(index, self.per_block)
-        return self._blocks(rank, letter)[block] * self.per_block + item
-
     def run(
         self, rank: int, letter: str, indices: Iterable[int], *, in_place: bool
     ) -> tuple[Place, ...]:
@@ -90,7 +85,8 @@ class Places:
         if letter == "s":
             return tuple(("s", index) for index in indices)
         word = "io" if in_place else letter
-        return tuple((word, self.chunk(rank, letter, index)) for index in indices)
+        blocks, each = self._blocks(rank, letter), self.per_block
+        return tuple((word, blocks[index // each] * each + index % each) for index in indices)
 
     def index(self, rank: int, ref: Ref) -> tuple[str, int]:
         """The letter of a reference's buffer, and its place in the buffer."""
@@ -186,7 +182,7 @@ def _local(places: Places, rank: int, operation: Operation) -> Iterator[Piece]:
         yield Piece("copy", -1, (operation.source,), (operation.into,))
     elif isinstance(operation, Reduce):
         into, sources = operation.into, list(operation.sources)
-        # What shares memory with the target has to be the first operand.
+        # The operand that shares memory with the target has to be the first one.
         place = places.memory(rank, into)
         sources.sort(key=lambda ref: places.memory(rank, ref) != place)
         if sources[0] != into:
@@ -195,7 +191,7 @@ def _local(places: Places, rank: int, operation: Operation) -> Iterator[Piece]:
 
 
 def _in_order(places: Places, rank: int, step: int, unordered: list[Piece]) -> list[Piece]:
-    """Put the pieces of one step in order: what a piece reads is not yet written."""
+    """Put the pieces of one step in order: each reads places that are not yet written."""
     ordered = [piece for piece in unordered if piece.kind == "send"]
     rest = [piece for piece in unordered if piece.kind != "send"]
     read = [{places.memory(rank, ref) for ref in piece.sources} for piece in rest]

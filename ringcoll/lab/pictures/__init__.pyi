@@ -8,7 +8,6 @@ from .step_pictures import moving_picture as moving_picture
 from .step_pictures import steps_picture as steps_picture
 from .svg import MOST_RANKS as MOST_RANKS
 from .svg import Picture as Picture
-from .svg import layout_of as layout_of
 from .svg import network_picture as network_picture
 from .time_pictures import crossings as crossings
 from .time_pictures import curves_picture as curves_picture

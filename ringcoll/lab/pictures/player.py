@@ -14,10 +14,10 @@ import json
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import singledispatch
 from importlib.resources import files
-from typing import Any, TypeGuard
+from typing import Any
 
 from ringcoll.errors import ArgumentError, RingcollError, TooLargeError, VerificationError
 from ringcoll.lab.pictures.step_pictures import Film, as_film, film, steps_picture
@@ -124,7 +124,16 @@ def player_page(
         "times": None if trace is None else _times(films[0], trace, run),
         "network": None if run is None else _network(run, films[0]),
     }
-    begin = {} if run is None or not run.topology.links else _costs_of(run)
+    begin: Json = {}
+    if run is not None and run.topology.links:
+        # The sliders begin with the costs of the network's first link, and of its reductions.
+        network, link = run.topology, run.topology.links[0]
+        gamma = float(network.gamma_s_per_byte)
+        begin = {
+            "alpha": float(network.alpha_s + link.latency_s) * 1e6,
+            "bandwidth": float(link.bandwidth) * 1e-9,
+            "reduction": 1e-9 / gamma if gamma else 1e5,  # the end of the slider
+        }
     if data["times"] is not None:
         begin["nbytes"] = data["times"].pop("nbytes")
     data["settings"] = {name: str(value) for name, value in (begin | dict(settings or {})).items()}
@@ -155,7 +164,7 @@ def _scene(shown: Film, proof: Proof | None, hosts: Sequence[int] | None) -> Jso
 
 
 def _story(shown: Film, proof: Proof | None) -> Json:
-    """What happens: messages, what changes at the ranks, and what the proof says."""
+    """The messages, the changes at the ranks, and the words of the proof."""
     sets: dict[frozenset[int], int] = {}
     steps = [
         {
@@ -192,7 +201,7 @@ def _story(shown: Film, proof: Proof | None) -> Json:
 
 
 def _changes(before: Held, now: Held, *, sets: dict[frozenset[int], int]) -> list[list[int]]:
-    """What each rank has gained: rank, chunk, and the number of the set of contributions."""
+    """The gains of each rank: rank, chunk, and the number of the set of contributions."""
     return [
         [rank, chunk, sets.setdefault(ranks, len(sets))]
         for rank, (old, new) in enumerate(zip(before, now, strict=True))
@@ -202,7 +211,7 @@ def _changes(before: Held, now: Held, *, sets: dict[frozenset[int], int]) -> lis
 
 
 def proof_in_words(proof: Proof) -> str:
-    """What is proved, in sentences."""
+    """The facts that are proved, in sentences."""
     return " ".join(["Proved.", *cost_in_sentences(proof)])
 
 
@@ -255,24 +264,13 @@ def _curves(first: Schedule, proofs: Sequence[Proof]) -> list[Json]:
 
 
 def _conditions(run: SimulatedRun) -> str:
-    """The network, and what was out of the ordinary."""
+    """The network, and the segments and the slow and late ranks, if there are any."""
     parts = [str(run.topology.name)]
     if run.segments > 1:
         parts.append(f"in {run.segments} segments")
     parts += [f"rank {rank} {float(by):g} x slower" for rank, by in run.slowness.items()]
     parts += [f"rank {rank} {float(by) * 1e6:g} us late" for rank, by in run.late.items()]
     return ", ".join(parts)
-
-
-def _costs_of(run: SimulatedRun) -> Json:
-    """Where the sliders begin: the costs of the network's first link, and of its reductions."""
-    network, link = run.topology, run.topology.links[0]
-    gamma = float(network.gamma_s_per_byte)
-    return {
-        "alpha": float(network.alpha_s + link.latency_s) * 1e6,
-        "bandwidth": float(link.bandwidth) * 1e-9,
-        "reduction": 1e-9 / gamma if gamma else 1e5,  # the end of the slider
-    }
 
 
 def _network(run: SimulatedRun, shown: Film) -> Json:
@@ -331,7 +329,7 @@ def _times(shown: Film, trace: Mapping[str, Any], run: SimulatedRun | None) -> J
 
 
 def _faults(shown: Film) -> Iterator[Json]:
-    """Faults on purpose, each with what then happens, up to the place where the proof fails."""
+    """Faults on purpose, each with its story up to the place where the proof fails."""
     if shown.failure is not None:
         return
     schedule = shown.schedule
@@ -352,38 +350,29 @@ def _changed(
     schedule: Schedule, step: int, source: int, target: int
 ) -> Iterator[tuple[str, Schedule]]:
     """Schedules in which a message of a step is not sent, is forgotten by both, or goes astray."""
-
-    def sends(operation: Operation) -> TypeGuard[Send]:
-        return isinstance(operation, Send) and operation.peer == target
-
-    def receives(operation: Operation) -> bool:
-        return isinstance(operation, Recv | RecvReduce) and operation.peer == source
-
-    def without(rank: int, operations: Step) -> Step:
-        drop = sends if rank == source else receives if rank == target else None
-        return Step(*(op for op in operations if drop is None or not drop(op)))
-
-    def unsent(rank: int, operations: Step) -> Step:
-        return without(rank, operations) if rank == source else operations
-
     wrong = min({*range(schedule.world_size)} - {source, target}, default=target)
-
-    def astray(rank: int, operations: Step) -> Step:
-        if rank != source:
-            return operations
-        return Step(*(Send(wrong, op.refs) if sends(op) else op for op in operations))
-
     where = f"step {step}: rank {source}"
-    kinds = {
-        f"{where} does not send to rank {target}": unsent,
-        f"{where} and rank {target} forget their message": without,
-        f"{where} sends to rank {wrong} instead of rank {target}": astray,
+    faults = {
+        "unsent": f"{where} does not send to rank {target}",
+        "forgotten": f"{where} and rank {target} forget their message",
+        "astray": f"{where} sends to rank {wrong} instead of rank {target}",
     }
-    for title, change in kinds.items():
 
-        def program(rank: int, change: Any = change) -> Program:
+    def changed(rank: int, operation: Operation, fault: str) -> Operation | None:
+        match operation:
+            case Send(peer=peer, refs=refs) if (rank, peer) == (source, target):
+                return Send(wrong, refs) if fault == "astray" else None
+            case Recv(peer=peer) | RecvReduce(peer=peer) if (peer, rank) == (source, target):
+                return None if fault == "forgotten" else operation
+        return operation
+
+    for fault, title in faults.items():
+
+        def program(rank: int, fault: str = fault) -> Program:
             for number, operations in enumerate(Written.steps(schedule, rank)):
-                yield change(rank, operations) if number == step else operations
+                kept = (changed(rank, operation, fault) for operation in operations)
+                is_changed = number == step
+                yield Step(*(op for op in kept if op is not None)) if is_changed else operations
 
         yield title, replace(schedule, program=program, stated_cost=None)
 
@@ -391,7 +380,6 @@ def _changed(
 _MOST_STEPS = 32  # of more, the picture would be longer than a screen: the grid is shown
 
 
-@singledispatch
 def shown_in_notebook(value: object) -> str:
     """HTML of a schedule, a proof or a simulated run; of anything else, its text.
 
@@ -401,29 +389,25 @@ def shown_in_notebook(value: object) -> str:
     >>> shown_in_notebook(schedule_of("all_reduce", "ring", 4))[:28]
     '<img src="data:image/svg+xml'
     """
+    match value:
+        case Schedule():
+            try:
+                return shown_in_notebook(verify(value))
+            except VerificationError as error:
+                return _drawn(value) + _text(str(error))
+            except TooLargeError as error:
+                return _text(f"{value!r}\n{error}")
+        case Proof(schedule=schedule):
+            drawn = _drawn(schedule) if isinstance(schedule, Schedule) else _text(grid(schedule))
+            return drawn + f"<p>{escape(proof_in_words(value))}</p>"
+        case SimulatedRun(spans=tuple()):
+            with suppress(ArgumentError):  # there are too many ranks or messages
+                return time_picture(value)._repr_html_() + _text(str(value))
     return _text(str(value))
 
 
 def _text(words: str) -> str:
     return f"<pre>{escape(words)}</pre>"
-
-
-@shown_in_notebook.register
-def _(schedule: Schedule) -> str:
-    try:
-        proof = verify(schedule)
-    except VerificationError as error:
-        return _drawn(schedule) + _text(str(error))
-    except TooLargeError as error:
-        return _text(f"{schedule!r}\n{error}")
-    return _of_proof(proof)
-
-
-@shown_in_notebook.register
-def _of_proof(proof: Proof) -> str:
-    schedule = proof.schedule
-    drawn = _drawn(schedule) if isinstance(schedule, Schedule) else _text(grid(schedule))
-    return drawn + f"<p>{escape(proof_in_words(proof))}</p>"
 
 
 def _drawn(schedule: Schedule) -> str:
@@ -434,12 +418,3 @@ def _drawn(schedule: Schedule) -> str:
         return _text(grid(schedule))
     except RingcollError as error:
         return _text(f"{schedule!r}\n{error}")
-
-
-@shown_in_notebook.register
-def _(run: SimulatedRun) -> str:
-    try:
-        picture = "" if run.spans is None else time_picture(run)._repr_html_()
-    except ArgumentError:
-        picture = ""
-    return picture + _text(str(run))

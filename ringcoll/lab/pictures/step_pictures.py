@@ -19,7 +19,6 @@ from ringcoll.lab.pictures.svg import (
     FONT,
     MOST_RANKS,
     Picture,
-    Point,
     document,
     element,
     layout_of,
@@ -167,7 +166,7 @@ def _steps(schedule: Schedule, rank: int, most: int) -> list[Step]:
 
 
 def _messages(steps: Sequence[Step]) -> tuple[DrawnMessage, ...]:
-    """Pair the sends of a step with what their targets do; what names no rank is left out."""
+    """Pair the sends of a step with receives; operations of peers that are no rank are left out."""
     ranks = range(len(steps))
     reduced: dict[tuple[int, int], list[bool]] = {}
     for rank, step in enumerate(steps):
@@ -187,7 +186,7 @@ def _messages(steps: Sequence[Step]) -> tuple[DrawnMessage, ...]:
 
 
 class Scenery:
-    """The ranks of a film at their places, and what is drawn of them in a step."""
+    """The ranks of a film at their places, and the elements that show them in a step."""
 
     def __init__(self, scenes: Film, hosts: Sequence[int] | None = None) -> None:
         schedule = scenes.schedule
@@ -203,8 +202,8 @@ class Scenery:
         (across, down), (wide, high) = apart, self.card
         self.width = (max(xs) - min(xs)) * across + wide
         self.height = (max(ys) - min(ys)) * down + high
-        self.places: list[Point] = [
-            ((x - min(xs)) * across + wide / 2, (y - min(ys)) * down + high / 2)
+        self.places = [
+            complex((x - min(xs)) * across + wide / 2, (y - min(ys)) * down + high / 2)
             for x, y in layout.places
         ]
         rules = contract(schedule.collective)
@@ -228,8 +227,8 @@ class Scenery:
         held = self.film.held[min(number, len(self.film.held) - 1)]
         drawn = []
         wide, high = self.card
-        for rank, (x, y) in enumerate(self.places):
-            left, top = x - wide / 2, y - high / 2
+        for rank, place in enumerate(self.places):
+            x, left, top = place.real, place.real - wide / 2, place.imag - high / 2
             drawn += [
                 rect(left, top, wide, high, rx=8, class_="rank"),
                 text(x, top + _LINE / 2 + 2, str(rank), "title"),
@@ -237,13 +236,13 @@ class Scenery:
             ]
         failure = self.film.failure
         if failure is not None and failure.rank is not None and number == len(self.film.messages):
-            x, y = self.places[failure.rank]
-            corner = x - wide / 2 - 5, y - high / 2 - 5
+            place = self.places[failure.rank]
+            corner = place.real - wide / 2 - 5, place.imag - high / 2 - 5
             drawn.append(rect(*corner, wide + 10, high + 10, rx=12, class_="bad"))
         return drawn
 
     def _holds(self, left: float, y: float, held: dict[int, frozenset[int]]) -> list[str]:
-        """What a rank holds: a cell a chunk, filled as far as ranks have contributed to it."""
+        """The chunks of a rank: a cell each, filled as far as ranks have contributed to it."""
         num_chunks = self.film.schedule.num_chunks
         if not self.shows_cells:
             done = sum(len(ranks) for ranks in held.values())
@@ -270,24 +269,21 @@ class Scenery:
                 drawn.append(rect(at, y, _CELL, _CELL, class_="done"))
         return drawn
 
-    def way(self, message: DrawnMessage) -> tuple[Point, Point, Point]:
+    def way(self, message: DrawnMessage) -> tuple[complex, complex, complex]:
         """Begin, middle and end of an arrow: bent to the left, so that both ways lie apart."""
-        (x, y), (to_x, to_y) = self.places[message.source], self.places[message.target]
-        length = math.hypot(to_x - x, to_y - y) or 1.0
-        along, across = ((to_x - x) / length, (to_y - y) / length), 0.1 * length
-        middle = (x + to_x) / 2 + along[1] * across, (y + to_y) / 2 - along[0] * across
-        return self._edge((x, y), middle, 3), middle, self._edge((to_x, to_y), middle, 6)
+        begin, end = self.places[message.source], self.places[message.target]
+        middle = (begin + end) / 2 - 0.1j * (end - begin)
+        return self._edge(begin, middle, 3), middle, self._edge(end, middle, 6)
 
-    def _edge(self, centre: Point, to: Point, beyond: float) -> Point:
+    def _edge(self, centre: complex, to: complex, beyond: float) -> complex:
         """Where the way from the middle of a card to a place leaves the card."""
-        (x, y), (wide, high) = centre, self.card
-        along_x, along_y = to[0] - x, to[1] - y
+        along, (wide, high) = to - centre, self.card
         share = min(
-            (wide / 2 + beyond) / abs(along_x) if along_x else math.inf,
-            (high / 2 + beyond) / abs(along_y) if along_y else math.inf,
+            (wide / 2 + beyond) / abs(along.real) if along.real else math.inf,
+            (high / 2 + beyond) / abs(along.imag) if along.imag else math.inf,
             1.0,
         )
-        return x + along_x * share, y + along_y * share
+        return centre + along * share
 
     def arrows(self, number: int) -> list[str]:
         """The messages of a step; the chunks stand on their arrows where there is room."""
@@ -300,8 +296,10 @@ class Scenery:
             look = {"class_": kind, "marker_end": f"url(#{kind})"}
             drawn.append(element("path", tooltip(words), d=_bend(way), **look))
             if len(messages) <= _MOST_LABELS:
-                x, y = ((a + 2 * b + c) / 4 for a, b, c in zip(*way, strict=True))
-                labels.append(text(x, y, f"{'+' * message.is_reduced}{chunks}", "label"))
+                spot = (way[0] + 2 * way[1] + way[2]) / 4
+                labels.append(
+                    text(spot.real, spot.imag, f"{'+' * message.is_reduced}{chunks}", "label")
+                )
         return drawn + labels
 
     def scene(self, number: int, *, moving: bool = False) -> list[str]:
@@ -322,9 +320,9 @@ class Scenery:
         return drawn
 
 
-def _bend(way: tuple[Point, Point, Point]) -> str:
+def _bend(way: tuple[complex, complex, complex]) -> str:
     """An arrow as the data of a path."""
-    begin, middle, end = (f"{x:.1f} {y:.1f}" for x, y in way)
+    begin, middle, end = (f"{place.real:.1f} {place.imag:.1f}" for place in way)
     return f"M{begin} Q{middle} {end}"
 
 
@@ -333,7 +331,7 @@ def _about(schedule: Schedule) -> str:
 
 
 def _below(scenery: Scenery) -> tuple[list[str], float]:
-    """What is wrong, in the words of the proof, or what the arrows mean; and its width."""
+    """The fault in the words of the proof, or the meaning of the arrows; and its width."""
     failure = scenery.film.failure
     if failure is not None:
         where = "" if failure.rank is None else f"rank {failure.rank}: "

@@ -68,7 +68,7 @@ text {{ fill: #e6edf3 }}
 
 
 def escape(words: str) -> str:
-    """Escape a text for SVG and HTML; see `printable` for what neither can hold."""
+    """Escape a text for SVG and HTML; `printable` replaces signs that neither can hold."""
     return "\n".join(html.escape(printable(line)) for line in words.split("\n"))
 
 
@@ -78,11 +78,7 @@ def width_of(words: str, size: int = FONT) -> float:
 
 
 def element(name: str, inner: str | Iterable[str] = "", /, **attributes: object) -> str:
-    """Write an element; ``class_`` and ``text_anchor`` have SVG's names, ``inner`` is markup.
-
-    >>> element("rect", x=1, class_="cell", stroke_width=2.5)
-    '<rect x="1" class="cell" stroke-width="2.5"/>'
-    """
+    """Write an element; ``class_`` and ``text_anchor`` have SVG's names, ``inner`` is markup."""
     words = [name]
     for key, value in attributes.items():
         shown = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
@@ -107,7 +103,7 @@ def text(x: float, y: float, words: str, class_: str = "", anchor: str = "middle
 
 
 def tooltip(words: str) -> str:
-    """Write what is read out, or shown below the mouse, of the element around it."""
+    """Write the words that are read out, or shown below the mouse, for the element around them."""
     return element("title", escape(words))
 
 
@@ -130,7 +126,7 @@ class Picture(str):
 def document(
     width: float, height: float, inner: Iterable[str], about: str, style: str = ""
 ) -> Picture:
-    """Write a whole picture; ``about`` is read out by who does not see it."""
+    """Write a whole picture; ``about`` is read out to people who do not see it."""
     heads = [
         element(
             "marker",
@@ -173,25 +169,10 @@ class RankLayout(NamedTuple):
 def layout_of(
     world_size: int, links: Links, root: int = 0, hosts: Sequence[int] | None = None
 ) -> RankLayout:
-    """Choose the layout of a schedule.
+    """Choose the layout of a schedule from the pairs of ranks that exchange messages.
 
-    Parameters
-    ----------
-    world_size
-        Number of ranks.
-    links
-        The pairs of ranks that exchange messages, the lower rank first.
-    root
-        The rank at the top of a tree.
-    hosts
-        Number of the host of each rank, to draw the ranks of a host together.
-
-    Examples
-    --------
-    >>> layout_of(4, {(0, 1), (1, 2), (2, 3), (0, 3)}).name
-    'ring'
-    >>> layout_of(4, {(0, 1), (0, 2), (1, 3)}).name
-    'tree'
+    A pair has the lower rank first; ``root`` is the rank at the top of a tree, and ``hosts`` has
+    the number of each rank's host, to draw the ranks of a host together.
     """
     if hosts is not None and len(set(hosts)) > 1:
         return RankLayout("hosts", _hosts(hosts))
@@ -303,11 +284,6 @@ def network_layout(
     Ranks that are cabled to each other lie as `layout_of` says. Ranks of switches lie on a circle,
     those of a switch side by side, and the switches inside: the more cables to a rank, the nearer
     to the middle.
-
-    >>> cables = [(0, "a"), (1, "b"), (2, "a"), (3, "b"), ("a", "core"), ("b", "core")]
-    >>> places = network_layout(4, cables)
-    >>> places["core"], [rank for rank in places if isinstance(rank, int)]  # clockwise
-    ((0.0, 0.0), [0, 2, 1, 3])
     """
     beside: dict[int | str, set[int | str]] = {rank: set() for rank in range(world_size)}
     for first, second in cables:

@@ -33,7 +33,7 @@ from ringcoll.lab.simulation import SimulatedRun
 
 _BARS = {"send": "sends", "wait": "waits", "reduce": "adds"}  # what pictures call these events
 
-Event = Mapping[str, Any]
+TraceEvent = Mapping[str, Any]
 
 
 class TracedMessage(NamedTuple):
@@ -68,7 +68,7 @@ class TracedRun(NamedTuple):
     bars: list[TracedBar]
 
 
-def last_run(trace: Event, name: str | None = None) -> TracedRun:
+def last_run(trace: TraceEvent, name: str | None = None) -> TracedRun:
     """Read the last operation of a trace, or the last one of a name such as "ring all_reduce".
 
     Raises
@@ -77,7 +77,7 @@ def last_run(trace: Event, name: str | None = None) -> TracedRun:
         It is no trace, or has no such operation.
     """
     try:
-        events: Sequence[Event] = trace["traceEvents"]
+        events: Sequence[TraceEvent] = trace["traceEvents"]
         other = trace["otherData"]
         operations = [event for event in events if event.get("cat") == "operation"]
         wanted = [event for event in operations if name in (None, event["name"])]
@@ -92,11 +92,8 @@ def last_run(trace: Event, name: str | None = None) -> TracedRun:
     raise ArgumentError(message, "trace", expected, ", ".join(sorted(names)) or "no operation")
 
 
-def last_step(trace: Event) -> TracedRun:
-    """Read the last step of a trainer from a trace.
-
-    Its phases are bars of the kind "computes" or "awaits", and its collectives "communicates".
-    """
+def last_step(trace: TraceEvent) -> TracedRun:
+    """Read the last step of a trainer: bars that say "computes", "awaits" or "communicates"."""
     try:
         events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
         other = trace["otherData"]
@@ -114,7 +111,7 @@ def last_step(trace: Event) -> TracedRun:
             if event["cat"] == "operation":
                 word = "communicates"
             elif event["cat"] == "phase" and about["depth"] == 1:
-                # A phase that mostly waits, or does what others wait for, computes nothing.
+                # A phase that mostly waits, or that others wait for, computes nothing.
                 word = "computes" if 4 * about["computing_s"] > about["total_s"] else "awaits"
             else:
                 continue
@@ -141,7 +138,7 @@ def _no_trace(error: Exception) -> ArgumentError:
 
 
 def _run(
-    events: Sequence[Event], number: tuple[int, int], world_size: int, where: str
+    events: Sequence[TraceEvent], number: tuple[int, int], world_size: int, where: str
 ) -> TracedRun:
     of = ("group", "number")
     with_args = [event for event in events if "args" in event]
@@ -200,7 +197,7 @@ _STYLE = """
 """
 
 
-def time_picture(run: SimulatedRun | Event) -> Picture:
+def time_picture(run: SimulatedRun | TraceEvent) -> Picture:
     """Draw a run: a lane a rank, time to the right.
 
     A bar above the middle of a lane is a message that the rank sends, from when it is posted until
@@ -244,7 +241,7 @@ def time_picture(run: SimulatedRun | Event) -> Picture:
     return lanes.document(f"{traced.name}, {where}", drawn)
 
 
-def overlap_picture(trace: Event) -> Picture:
+def overlap_picture(trace: TraceEvent) -> Picture:
     """Draw the last step of a trainer: phases above the middle of a rank's lane, collectives below.
 
     A collective below the phase "backward" is hidden behind it.
@@ -271,7 +268,7 @@ def overlap_picture(trace: Event) -> Picture:
 
 
 class _Lanes:
-    """A lane a rank, an axis of time below, and what the colours mean."""
+    """A lane a rank, an axis of time below, and the meaning of the colours."""
 
     def __init__(self, run: TracedRun) -> None:
         if run.world_size > MOST_RANKS:
@@ -340,7 +337,7 @@ _CURVES_WIDTH, _HEIGHT = 720.0, 420.0
 _LEFT, _TOP, _BELOW = 130.0, 76.0, 80.0
 _APART = 1.3 * FONT  # of names at the ends of curves
 _MOST_MARKS = 8
-_DASHES = ("none", "12 5", "4 5", "16 5 4 5")  # who sees no colours tells them apart
+_DASHES = ("none", "12 5", "4 5", "16 5 4 5")  # people who see no colours tell them apart
 _CURVES_STYLE = """
 .curve { fill: none; stroke-width: 4 }
 .mark { fill: none; stroke: #8b949e; stroke-width: 1 }

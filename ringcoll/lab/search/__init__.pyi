@@ -1,4 +1,4 @@
-from .bounds import HARDLY as HARDLY
+from .bounds import MIN_SPEEDUP as MIN_SPEEDUP
 from .bounds import LeastTime as LeastTime
 from .bounds import SearchTime as SearchTime
 from .bounds import fastest_times as fastest_times

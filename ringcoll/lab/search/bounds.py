@@ -1,40 +1,40 @@
-"""How long schedules take on a topology, and the bounds that none beats: steps, rounds, seconds.
+"""Lower bounds of schedules on a topology, in steps, rounds and seconds; and simulated times.
 
-Steps: a chunk needs as many steps as hops. Rounds per chunk: a rank that wants blocks gets them
-through every cut between their owners and itself, so the data of a cut, over the speed of its
-links, is a time that no schedule is below. The worst cut is found by maximum flows, also through
-switches (L. Zhao et al., "ForestColl", arXiv 2402.06787, section 4). For an all-gather and a
-broadcast the bound is reached by trees that are pipelined; for other collectives it may be too low.
+Steps: a chunk needs as many steps as hops. Rounds per chunk: the blocks for a rank come through
+every cut between their owners and the rank, so the data of a cut over the speed of its links is a
+lower bound. Maximum flows find the worst cut, also through switches (L. Zhao et al., "ForestColl",
+arXiv 2402.06787, section 4). Pipelined trees reach the bounds of an all-gather and a broadcast; the
+bounds of other collectives may be too low.
 
-Seconds, latency: data go from each rank to each rank that needs them, over links that each have a
-latency. Bandwidth: what a set of ranks lacks has to come in over the links around the set, and what
-others need of it has to go out; the links around a set are its narrowest cut, by a maximum flow
-through the switches. The sets are single ranks, the ranks below a switch, and those joined by links
-above a speed; on up to 32 ranks, flows find the worst set of all, as for rounds.
+Seconds: the latency of the way from a rank to a rank that needs its data. And for a set of ranks,
+the data that it lacks, or that others need of it, over the narrowest cut around the set. The sets
+are single ranks, the ranks below a switch, and ranks joined by links above a speed; on up to 32
+ranks flows find the worst set of all, as for rounds.
 
-An all-reduce has one more bound: in each partition of the ranks into P parts each element crosses
-between parts P - 1 times to be reduced, and P - 1 times to be spread, so the links out of all parts
-carry 2 (P - 1) vectors. For P = k equal ranks that is the well-known 2 (k - 1) / k vectors a rank
-(P. Patarasuk and X. Yuan, 2009).
+In an all-reduce, and in each partition of the ranks into P parts, each element crosses between
+parts P - 1 times to be reduced, and P - 1 times to be spread. So the links out of all parts carry
+2 (P - 1) vectors; for P = k equal ranks, the well-known 2 (k - 1) / k vectors a rank (P. Patarasuk
+and X. Yuan, 2009).
 
-The time of a schedule is that in its best number of segments. A schedule is simulated in 1, 4, 16,
-64 and 256 segments, until more segments gain hardly anything. Where that is a work of many seconds,
-the time in more than 16 segments follows from those of as many segments as the schedule has steps,
-8 at least, and of 16 segments as long: by then each further one takes as long as the one before. Of
-trees such times were wrong by 0.4 % at most. Schedules of more than 12 steps are simulated to the
-end. A search has to beat the registered algorithms.
+The time of a schedule is that in its best number of segments: 1, 4, 16, 64 or 256, until more gain
+hardly anything. Where a run would take many seconds, and the schedule has at most 12 steps, the
+time in more than 16 segments follows from runs of 16 segments and of as many as the schedule has
+steps, 8 at least: by then each further segment takes as long as the one before. Such times of trees
+were wrong by 0.4 % at most.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from heapq import heappop, heappush
-from math import ceil, inf, lcm
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
+
+import networkx as nx
+from networkx.algorithms.flow import edmonds_karp
 
 from ringcoll.lab.search.hops import (
     Demand,
@@ -52,47 +52,6 @@ from ringcoll.schedules.algorithms import Algorithm, algorithms
 _ORIGIN: Node = -1
 _END: Node = -2
 _EXACT_RANKS = 32
-_STEPS = 1 << 40
-
-
-def maximum_flow(
-    capacities: Mapping[Node, Mapping[Node, int]], source: Node, sink: Node, enough: int
-) -> tuple[int, set[Node]]:
-    """Send as much as possible from one node to another, up to ``enough``, over arcs by their ends.
-
-    By shortest augmenting paths: J. Edmonds and R. M. Karp, "Theoretical improvements in
-    algorithmic efficiency for network flow problems", 1972.
-
-    >>> maximum_flow({0: {1: 3, 2: 1}, 1: {2: 1, 3: 1}, 2: {3: 5}}, 0, 3, enough=9)
-    (3, {0, 1})
-    """
-    left: dict[Node, Counter[Node]] = defaultdict(Counter)
-    for node, arcs in capacities.items():
-        for target, capacity in arcs.items():
-            left[node][target] += capacity
-            left[target][node] += 0
-    flow = 0
-    while flow < enough:
-        before: dict[Node, Node] = {source: source}
-        waiting = deque([source])
-        while waiting and sink not in before:
-            node = waiting.popleft()
-            for target, room in left[node].items():
-                if room and target not in before:
-                    before[target] = node
-                    waiting.append(target)
-        if sink not in before:
-            return flow, set(before)
-        path = [sink]
-        while path[-1] != source:
-            path.append(before[path[-1]])
-        arcs_of_path = list(zip(path[1:], path[:-1], strict=True))
-        more = min(enough - flow, *(left[a][b] for a, b in arcs_of_path))
-        for a, b in arcs_of_path:
-            left[a][b] -= more
-            left[b][a] += more
-        flow += more
-    return flow, set()
 
 
 def least_steps(graph: HopGraph, demand: Demand) -> int:
@@ -105,86 +64,61 @@ def least_steps(graph: HopGraph, demand: Demand) -> int:
 def least_rounds_per_chunk(
     topology: Topology, graph: HopGraph, demand: Demand, *, backwards: bool = False
 ) -> Fraction:
-    """The rounds that a chunk of each block needs at least, if steps cost nothing.
-
-    Examples
-    --------
-    >>> from ringcoll.lab.search import demand_of, hops_of
-    >>> from ringcoll.lab.simulation import dgx1
-    >>> str(least_rounds_per_chunk(dgx1(), hops_of(dgx1()), demand_of("all_gather", 8)))
-    '7/6'
-    """
-    speeds = _speeds(topology, graph, backwards)
+    """The rounds that a chunk of each block needs at least, if steps cost nothing."""
+    network = _network(topology)
+    if backwards:
+        network = network.reverse()
     owners, wanted = demand.owners[:: demand.chunks], demand.wanted[:: demand.chunks]
-    pairs = [
-        (owner, rank)
-        for owner, ranks in zip(owners, wanted, strict=True)
-        for rank in sorted(ranks - {owner})
-    ]
+    arriving: dict[int, Counter[int]] = defaultdict(Counter)  # blocks at a rank, by their owners
+    leaving: dict[int, Counter[int]] = defaultdict(Counter)
+    for owner, ranks in zip(owners, wanted, strict=True):
+        for rank in sorted(ranks - {owner}):
+            arriving[rank][owner] += 1
+            leaving[owner][rank] += 1
     least = Fraction(0)
-    for sink, amounts in _by_second(pairs).items():
-        least = _worst_cut(speeds, sink, amounts, least)
+    for rank, blocks in arriving.items():
+        least = _worst_cut(network, rank, blocks, least)
     if all(len(ranks - {owner}) <= 1 for owner, ranks in zip(owners, wanted, strict=True)):
         # Each block goes to one rank, so what leaves an owner is a flow, too: seen backwards.
-        speeds = _speeds(topology, graph, not backwards)
-        for source, amounts in _by_second((rank, owner) for owner, rank in pairs).items():
-            least = _worst_cut(speeds, source, amounts, least)
-    return least
+        for owner, blocks in leaving.items():
+            least = _worst_cut(network.reverse(), owner, blocks, least)
+    return least * graph.bandwidth
 
 
-_Speeds = dict[Node, dict[Node, Fraction | None]]
-"""Chunks a round on each link, by its ends; ``None`` if the link is never full."""
-
-
-def _speeds(topology: Topology, graph: HopGraph, backwards: bool) -> _Speeds:
-    speeds: _Speeds = defaultdict(dict)
+def _network(topology: Topology) -> nx.DiGraph:
+    """The links as arcs with a capacity in bytes per second; links of the same ends are one arc."""
+    network = nx.DiGraph()
     for link in topology.links:
-        source, target = (link.target, link.source) if backwards else (link.source, link.target)
-        speed = speeds[source].get(target, Fraction(0))
-        if link.capacity is None or speed is None:
-            speeds[source][target] = None
-        else:
-            speeds[source][target] = speed + Fraction(link.capacity) / graph.bandwidth
-    return speeds
+        speed = inf if link.capacity is None else Fraction(link.capacity)
+        known = network.get_edge_data(link.source, link.target, {"capacity": 0})["capacity"]
+        network.add_edge(link.source, link.target, capacity=known + speed)
+    return network
 
 
-def _by_second(pairs: Iterable[tuple[int, int]]) -> dict[int, Counter[int]]:
-    """How often each rank occurs before each other one."""
-    amounts: dict[int, Counter[int]] = defaultdict(Counter)
-    for first, second in pairs:
-        amounts[second][first] += 1
-    return amounts
+def _flow(
+    network: nx.DiGraph, sources: Mapping[int, Any], sinks: Iterable[int]
+) -> tuple[Any, set[Node]]:
+    """The largest flow from ranks, each with a capacity, to others; the nodes before its cut."""
+    network = network.copy()
+    network.add_edges_from((_ORIGIN, rank, {"capacity": room}) for rank, room in sources.items())
+    network.add_edges_from((rank, _END) for rank in sinks)
+    try:
+        flow, (near, _) = nx.minimum_cut(network, _ORIGIN, _END, flow_func=edmonds_karp)
+    except nx.NetworkXUnbounded:
+        return inf, set()
+    return flow, near
 
 
-def _worst_cut(speeds: _Speeds, sink: int, amounts: Counter[int], least: Fraction) -> Fraction:
-    """The rounds until all amounts can have reached a rank, and at least ``least``."""
-    total = amounts.total()
+def _worst_cut(network: nx.DiGraph, sink: int, amounts: Counter[int], least: Fraction) -> Fraction:
+    """The time until all amounts can have reached a rank, and at least ``least``."""
     while True:
-        rooms = {
-            source: {
-                target: Fraction(total) if speed is None else least * speed
-                for target, speed in arcs.items()
-            }
-            for source, arcs in speeds.items()
-        }
-        scale = lcm(*(room.denominator for arcs in rooms.values() for room in arcs.values()))
-        network: dict[Node, dict[Node, int]] = {
-            source: {target: int(room * scale) for target, room in arcs.items()}
-            for source, arcs in rooms.items()
-        }
-        network[_ORIGIN] = {owner: amount * scale for owner, amount in amounts.items()}
-        _, near = maximum_flow(network, _ORIGIN, sink, total * scale)
-        if not near:
+        rooms = {owner: amount / least if least else inf for owner, amount in amounts.items()}
+        flow, near = _flow(network, rooms, [sink])
+        if flow == sum(rooms.values()):
             return least
         # The data that have to leave these nodes, over the speed of the links that leave them.
-        leaving = [
-            speed
-            for source in near & speeds.keys()
-            for target, speed in speeds[source].items()
-            if target not in near and speed is not None
-        ]
-        amount = sum(amount for owner, amount in amounts.items() if owner in near)
-        least = Fraction(amount) / sum(leaving, Fraction(0))
+        speed = sum(speed for *_, speed in nx.edge_boundary(network, near, data="capacity"))
+        least = sum(amount for owner, amount in amounts.items() if owner in near) / speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,29 +189,16 @@ def _farthest(rules: Contract, topology: Topology, root: int) -> tuple[float, st
             sources.append(set(range(rules.contributors(rank, world_size))) if blocks else set())
         else:
             sources.append({rules.owner(block, world_size, root) for block in blocks})
+    network = nx.MultiDiGraph()
+    for link in topology.links:
+        network.add_edge(link.source, link.target, latency_s=float(link.latency_s))
     most, ends = 0.0, (0, 0)
     for source in range(world_size):
-        distances = _latencies(topology, source)
+        distances = nx.single_source_dijkstra_path_length(network, source, weight="latency_s")
         for rank, needed in enumerate(sources):
             if source in needed and rank != source and distances[rank] > most:
                 most, ends = distances[rank], (source, rank)
     return most + float(topology.alpha_s), f"the way from rank {ends[0]} to rank {ends[1]}"
-
-
-def _latencies(topology: Topology, source: int) -> dict[Node, float]:
-    """Seconds from a rank to each node, on the ways of least latency (E. W. Dijkstra, 1959)."""
-    leaving: dict[Node, list[tuple[Node, float]]] = defaultdict(list)
-    for link in topology.links:
-        leaving[link.source].append((link.target, float(link.latency_s)))
-    distances: dict[Node, float] = {}
-    waiting: list[tuple[float, str, Node]] = [(0.0, "", source)]
-    while waiting:
-        seconds, _, node = heappop(waiting)
-        if node not in distances:
-            distances[node] = seconds
-            for target, latency_s in leaving[node]:
-                heappush(waiting, (seconds + latency_s, str(target), target))
-    return distances
 
 
 def _of_sets(
@@ -285,12 +206,12 @@ def _of_sets(
 ) -> Iterator[tuple[float, str]]:
     """Seconds for each byte that sets of ranks need at least, and the set in words."""
     world_size = topology.world_size
-    everyone = frozenset(range(world_size))
+    network, everyone = _network(topology), frozenset(range(world_size))
     whole = rules.blocks_of_rank(world_size)
 
     @cache
     def speed_out(ranks: frozenset[int]) -> float:
-        return _flow(topology, ranks, everyone - ranks)
+        return float(_flow(network, dict.fromkeys(ranks, inf), everyone - ranks)[0])
 
     def entering(ranks: frozenset[int]) -> int:
         if rules.reduces:
@@ -300,7 +221,12 @@ def _of_sets(
         wanted = {b for rank in ranks for b in rules.outputs(rank, world_size, root)}
         return len(wanted.difference(*(rules.inputs(rank, world_size, root) for rank in ranks)))
 
-    for partition, words in _partitions(topology, graph):
+    each_rank = [frozenset([rank]) for rank in range(world_size)]
+    for partition in [each_rank, *groups_of_ranks(topology, graph)]:
+        words = [
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
+            for ranks in partition
+        ]
         for ranks, name in zip(partition, words, strict=True):
             for inner, outer in ((ranks, everyone - ranks), (everyone - ranks, ranks)):
                 needed_s = entering(inner) / whole / speed_out(outer)
@@ -311,43 +237,20 @@ def _of_sets(
     if len(rules.phases) == 2 and world_size <= _EXACT_RANKS:
         for rank in range(1, world_size):
             for ends in ((0, rank), (rank, 0)):
-                speed = _flow(topology, frozenset(ends[:1]), frozenset(ends[1:]))
-                yield 1 / speed, f"the narrowest cut between rank {ends[0]} and rank {ends[1]}"
-
-
-def _partitions(
-    topology: Topology, graph: HopGraph
-) -> Iterator[tuple[list[frozenset[int]], list[str]]]:
-    """The ranks one by one, by their switch, and joined by hops above each speed; in words, too."""
-    ranks = range(topology.world_size)
-    yield [frozenset([rank]) for rank in ranks], [f"rank {rank}" for rank in ranks]
-    for groups in groups_of_ranks(topology, graph):
-        yield groups, [f"ranks {', '.join(map(str, sorted(group)))}" for group in groups]
-
-
-def _flow(topology: Topology, sources: frozenset[int], sinks: frozenset[int]) -> float:
-    """Bytes a second that can leave some ranks for others at most, over all links together."""
-    limited = [link.capacity for link in topology.links if link.capacity is not None]
-    scale = _STEPS / float(max(limited, default=1))  # flows are of whole numbers
-    endless = _STEPS * (1 + len(limited))
-    capacities: dict[Node, Counter[Node]] = defaultdict(Counter)
-    for link in topology.links:
-        room = endless if link.capacity is None else ceil(float(link.capacity) * scale)
-        capacities[link.source][link.target] += room
-    capacities[_ORIGIN] = Counter(dict.fromkeys(sources, endless))
-    for rank in sinks:
-        capacities[rank][_END] = endless
-    flow, _ = maximum_flow(capacities, _ORIGIN, _END, endless)
-    return inf if flow >= endless else flow / scale
+                speed, _ = _flow(network, {ends[0]: inf}, ends[1:])
+                yield (
+                    float(1 / speed),
+                    f"the narrowest cut between rank {ends[0]} and rank {ends[1]}",
+                )
 
 
 MOST_MESSAGES = 1 << 18
 """Messages of all segments in a run: 3 s by events, and there are some 25 algorithms."""
-HARDLY = 1.03
+MIN_SPEEDUP = 1.03
 """Times as fast, which is not worth more messages: a model is not better, and messages cost."""
 _EXACT_MESSAGES = 1 << 13  # of a run by events that is not shortened
 _SEGMENTS = (4, 16, 64, 256)
-_FEW, _MOST_STEPS, _MANY = 8, 12, 16
+_FEW_SEGMENTS, _MOST_STEPS, _MANY_SEGMENTS = 8, 12, 16
 
 
 class SearchTime(NamedTuple):
@@ -367,10 +270,7 @@ class RunTime(NamedTuple):
 
 
 class TimesOnNetwork:
-    """How long schedules take on a topology.
-
-    Each run is made once, as runs of one length of a segment serve several sizes.
-    """
+    """Times of schedules on a topology; runs of one length of a segment serve several sizes."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -386,26 +286,23 @@ class TimesOnNetwork:
         return self._runs[key][1]
 
     def best(self, schedule: Schedule, nbytes: int, messages: int) -> SearchTime:
-        """The time of a schedule of so many messages, in its best number of segments.
-
-        Segments do not change what a link carries: no run is shorter than the busiest link needs.
-        """
-        whole = self.run(schedule, nbytes)
+        """The time of a schedule of so many messages, in its best number of segments."""
+        whole, many = self.run(schedule, nbytes), _MANY_SEGMENTS
         best = SearchTime(whole.seconds, schedule.algorithm, 1)
         for segments in _SEGMENTS:
-            if messages * segments > MOST_MESSAGES or best.seconds <= HARDLY * whole.busiest_s:
-                break
+            if messages * segments > MOST_MESSAGES or best.seconds <= MIN_SPEEDUP * whole.busiest_s:
+                break  # with any segments the busiest link takes as long
             is_long = whole.engine == "events" and messages * segments > _EXACT_MESSAGES
-            if is_long and segments > _MANY and (steps := step_count(schedule)) <= _MOST_STEPS:
-                few = max(_FEW, steps)
+            if is_long and segments > many and (steps := step_count(schedule)) <= _MOST_STEPS:
+                few = max(_FEW_SEGMENTS, steps)
                 few_s, many_s = (
                     self.run(schedule, max(1, nbytes * number // segments), number).seconds
-                    for number in (few, _MANY)
+                    for number in (few, many)
                 )
-                seconds = many_s + (segments - _MANY) * (many_s - few_s) / (_MANY - few)
+                seconds = many_s + (segments - many) * (many_s - few_s) / (many - few)
             else:
                 seconds = self.run(schedule, nbytes, segments).seconds
-            if seconds >= best.seconds / HARDLY:
+            if seconds >= best.seconds / MIN_SPEEDUP:
                 break
             best = SearchTime(seconds, schedule.algorithm, segments)
         return best

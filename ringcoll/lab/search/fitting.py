@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ringcoll._package import __version__
 from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
 from ringcoll.lab.search.bounds import (
-    HARDLY,
+    MIN_SPEEDUP,
     MOST_MESSAGES,
     LeastTime,
     RunTime,
@@ -48,17 +48,17 @@ from ringcoll.schedules.cost import Fitted, Range, Rule, digest_of
 SIZES = tuple(1 << power for power in range(10, 27, 2))
 _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
 _MOST_RANKS = 1 << 12  # all pairs of ranks are looked at
-_MANY = 64  # ranks from which there are fewer sizes
-_EXACT, _EFFORT = 8, 0.3  # ranks, and work for each question
+_MANY_RANKS = 64  # ranks from which there are fewer sizes
+_EXACT_RANKS, _EFFORT = 8, 0.3  # ranks, and work for each question
 _NEAR_NBYTES = 1 << 20
 # Times the least latency, from which the simulator knows better than "auto": an algorithm waits
 # some times for as long.
-_LONG = 16
+_LONG_DATA = 16
 # With six ranks on two cores, 64 KiB took 1.3 times as long by a schedule that was simulated 1.07
 # times as fast.
-_FAR_FASTER = 1.5
-_SLOWER = 0.5  # of the speed before: within a busy host measured speeds vary by a third
-_NEARLY = 3.0  # times the least time in one segment, up to which more segments are tried
+_LARGE_SPEEDUP = 1.5
+_LOST_SHARE = 0.5  # of the speed before: within a busy host measured speeds vary by a third
+_MOST_SLOWDOWN = 3.0  # times the least time in one segment, up to which more segments are tried
 _LEVELS = ("ring", "two_shot", "recursive_doubling")
 _TREES, _TREES_OF_MANY = 8, 4  # chunks
 
@@ -115,9 +115,9 @@ class FitRange:
         That is where data are short, unless the winner is far faster than all registered algorithms
         in rank order; and where it is hardly faster, and all links are equal.
         """
-        if self.least_s < _LONG * self.bound.latency_s:
-            return self.gain < _FAR_FASTER
-        return self.gain < HARDLY and self.is_even
+        if self.least_s < _LONG_DATA * self.bound.latency_s:
+            return self.gain < _LARGE_SPEEDUP
+        return self.gain < MIN_SPEEDUP and self.is_even
 
     @property
     def reason(self) -> str:
@@ -271,7 +271,7 @@ def fit(
     rules = contract(collective)
     if topology.world_size < 2:
         raise ArgumentError("one rank sends nothing", "topology", "2 ranks", 1)
-    usual = _SIZES_OF_MANY if topology.world_size > _MANY else SIZES
+    usual = _SIZES_OF_MANY if topology.world_size > _MANY_RANKS else SIZES
     asked = sorted(set(sizes or usual))
     if asked[0] < 1:
         raise ArgumentError("no size", "sizes", "bytes, at least 1", asked[0])
@@ -282,7 +282,7 @@ def fit(
         )  # fmt: skip
     candidates = list(_registered(collective, topology))
     if phases_of(collective) and not rules.rooted:
-        candidates += _found(collective, topology, exact, seed)
+        candidates += _searched(collective, topology, exact, seed)
     left_out = tuple(each.name for each in candidates if each.messages > MOST_MESSAGES)
     if len(left_out) == len(candidates):
         raise TooLargeError(
@@ -327,8 +327,7 @@ def fit(
 def _ranges(sizes: Sequence[int], *, is_open: bool) -> Iterator[Range]:
     """The range of each size, up to the geometric means with its neighbours.
 
-    Open ranges begin at 0 and have no end; others reach half as far as the first size, and twice as
-    far as the last.
+    Together they reach from 0 to any size, or from half the first size to twice the last one.
     """
     between = [max(isqrt(low * high), low + 1) for low, high in pairwise(sizes)]
     first, last = (0, None) if is_open else (sizes[0] // 2, 2 * sizes[-1])
@@ -340,11 +339,10 @@ def _winners(
 ) -> tuple[SearchTime, SearchTime]:
     """The winner, and the fastest in rank order.
 
-    The winner has the fewest messages of those nearly as fast as the fastest, and no slower than
-    any in rank order.
+    Of the nearly fastest, none slower than the fastest in rank order, the fewest messages win.
     """
     plain = next(time for time in times if by_name[time.algorithm].is_plain)
-    limit_s = min(HARDLY * times[0].seconds, plain.seconds)
+    limit_s = min(MIN_SPEEDUP * times[0].seconds, plain.seconds)
     close = [time for time in times if time.seconds <= limit_s]
     winner = min(close, key=lambda time: (by_name[time.algorithm].messages * time.segments, time))
     return winner, plain
@@ -370,8 +368,9 @@ def _times(
     best_s, best_plain_s = inf, inf  # of all, and of those in rank order
     for candidate, run in runs:
         name, seconds, segments = candidate.name, run.seconds, 1
-        is_meant = candidate.pipelined or seconds < _NEARLY * runs[0][1].seconds
-        if is_meant and run.busiest_s < (best_plain_s if candidate.is_plain else best_s / HARDLY):
+        is_meant = candidate.pipelined or seconds < _MOST_SLOWDOWN * runs[0][1].seconds
+        limit_s = best_plain_s if candidate.is_plain else best_s / MIN_SPEEDUP
+        if is_meant and run.busiest_s < limit_s:
             best = times_on.best(candidate.schedule, nbytes, candidate.messages)
             seconds, segments = best.seconds, best.segments
         best_s = min(best_s, seconds)
@@ -392,7 +391,7 @@ def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:
         speed = float(link.fastest)
         row = speed / was, was / 1e9, speed / 1e9
         lost[link.name] = min(row, lost.get(link.name, (inf, inf, inf)))
-    limit = min(_SLOWER, 2 * min((share for share, _, _ in lost.values()), default=1.0))
+    limit = min(_LOST_SHARE, 2 * min((share for share, _, _ in lost.values()), default=1.0))
     return tuple(
         f"{name}, {was:.3g} to {speed:.3g} GB/s"
         for name, (share, was, speed) in lost.items()
@@ -428,15 +427,15 @@ def _registered(collective: str, topology: Topology) -> Iterator[_Candidate]:
             )
 
 
-def _found(collective: str, topology: Topology, exact: bool, seed: int) -> Iterator[_Candidate]:
-    """What the searches find."""
+def _searched(collective: str, topology: Topology, exact: bool, seed: int) -> Iterator[_Candidate]:
+    """The schedules that the searches find."""
     world_size = topology.world_size
     for_all = demand_of(phases_of(collective)[0][0], world_size).for_all
-    most = _TREES_OF_MANY if world_size > _MANY else _TREES
+    most = _TREES_OF_MANY if world_size > _MANY_RANKS else _TREES
     for schedule in trees_of(collective, topology, most) if for_all else ():
         yield _Candidate(schedule.algorithm, schedule, True, False, True)
-    methods = [("greedy", 1)] * (for_all and world_size <= _MANY)
-    methods += [("exact", 2)] * (exact and world_size <= _EXACT)
+    methods = [("greedy", 1)] * (for_all and world_size <= _MANY_RANKS)
+    methods += [("exact", 2)] * (exact and world_size <= _EXACT_RANKS)
     for method, most_chunks in methods:
         with suppress(TooLargeError, MissingExtraError):
             front = synthesize(

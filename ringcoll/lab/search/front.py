@@ -20,7 +20,13 @@ from ringcoll.lab.search.hops import (
     phases_of,
     schedule_of_moves,
 )
-from ringcoll.lab.search.solvers import Answer, greedy_moves, solve, speeds_of_steps, tree_moves
+from ringcoll.lab.search.solvers import (
+    SolverAnswer,
+    greedy_moves,
+    solve,
+    speeds_of_steps,
+    tree_moves,
+)
 from ringcoll.lab.simulation import Topology, simulate
 from ringcoll.schedules import Schedule, contract
 
@@ -149,7 +155,7 @@ def _exact(
     more_steps: int,
     effort: float,
     seed: int,
-    refused: dict[SearchedShape, Answer],
+    refused: dict[SearchedShape, SolverAnswer],
 ) -> Iterator[SearchedPoint]:
     """For more and more steps, the schedule with the fewest rounds per chunk, if it has fewer."""
     fewest, bound = max(search.least_steps), max(search.least_rounds)
@@ -160,12 +166,12 @@ def _exact(
         for shape in _candidates(search, steps, most_chunks, bound, below):
             answer, moves = _solved(search, shape, effort, seed)
             total = SearchedShape(phases * steps, phases * shape.rounds, shape.chunks)
-            if answer is Answer.POSSIBLE:
+            if answer is SolverAnswer.POSSIBLE:
                 yield search.point("exact", total, moves, search.demand(shape.chunks))
                 below = shape.rounds_per_chunk
                 break
             refused[total] = answer
-            patience -= answer is Answer.UNKNOWN
+            patience -= answer is SolverAnswer.UNKNOWN
             if not patience:
                 break
 
@@ -187,7 +193,7 @@ def _candidates(
 
 def _solved(
     search: _Search, shape: SearchedShape, effort: float, seed: int
-) -> tuple[Answer, list[Moves]]:
+) -> tuple[SolverAnswer, list[Moves]]:
     """The moves of all phases; the first phase without moves answers for all."""
     demand = search.demand(shape.chunks)
     phases: list[Moves] = []
@@ -198,10 +204,10 @@ def _solved(
         answer, moves = solve(
             graph, demand, shape.steps, int(shape.rounds), effort=effort, seed=seed
         )
-        if answer is not Answer.POSSIBLE:
+        if answer is not SolverAnswer.POSSIBLE:
             return answer, []
         phases.append(moves)
-    return Answer.POSSIBLE, phases
+    return SolverAnswer.POSSIBLE, phases
 
 
 def _greedy(search: _Search, chunks: int, seed: int, nbytes: int) -> SearchedPoint:
@@ -337,7 +343,7 @@ def synthesize(
         _check_work(method, topology.world_size, topology.world_size, min(most_chunks, 2))
     search = _Search(collective, topology, root)
     _check_work(method, topology.world_size, len(search.graphs[0].hops), most_chunks)
-    refused: dict[SearchedShape, Answer] = {}
+    refused: dict[SearchedShape, SolverAnswer] = {}
     if topology.world_size == 1:
         phases = [()] * len(search.graphs)
         points = [search.point(method, SearchedShape(0, 0, 1), phases, search.demand(1))]
@@ -352,8 +358,8 @@ def synthesize(
         collective=collective,
         topology=topology,
         points=tuple(points),
-        impossible=tuple(shape for shape in refused if refused[shape] is Answer.IMPOSSIBLE),
-        unknown=tuple(shape for shape in refused if refused[shape] is Answer.UNKNOWN),
+        impossible=tuple(shape for shape in refused if refused[shape] is SolverAnswer.IMPOSSIBLE),
+        unknown=tuple(shape for shape in refused if refused[shape] is SolverAnswer.UNKNOWN),
         least_steps=sum(search.least_steps),
         least_rounds_per_chunk=search.least_rounds_of_all,
     )

@@ -5,34 +5,36 @@ switches. A *limit* is a link that several hops share, or the speed of one hop. 
 a *round*, and a round is the time of one chunk on the slowest hop: the unit of SCCL. Ranks are near
 each other if they are of one host, below one switch, or joined by fast hops.
 
-Orders of ranks. Most algorithms send between ranks whose numbers are near each other, and numbers
-are given without regard to the network. Of all cyclic orders the one is wanted in which a message
-from each rank to the next, there and back, takes the least time in all: a travelling salesman's
-tour. All tours are tried on up to 8 ranks; on more, the tour that goes to the nearest rank next is
-improved by turning pieces round (2-opt: G. A. Croes, 1958) until no turn helps. Cost: ``(k - 1)!``
-tours for few ranks, about ``k ** 2`` turns in a pass for many.
+Orders of ranks. Most algorithms send between ranks of near numbers, but numbers are given without
+regard to the network. The best cyclic order is a travelling salesman's tour: in it, messages from
+each rank to the next, there and back, take the least time in all. All tours are tried on up to 8
+ranks, in ``(k - 1)!`` trials. On more ranks the tour that goes to the nearest rank next is improved
+by turning pieces round (2-opt: G. A. Croes, 1958) until no turn helps, in passes of ``k ** 2``.
 
 Demands of a collective are read from the contracts, so every collective that reduces nothing can be
-searched for. A collective that reduces is one of these backwards: a reduce-scatter is an
-all-gather, and a reduce a broadcast, in which every message goes the other way, in the opposite
-order of steps. An all-reduce is a reduce-scatter, and then an all-gather. Source: Z. Cai et al.,
-"Synthesizing Optimal Collective Algorithms", arXiv 2008.08708, sections 3.3 and 3.4.
+searched for. A collective that reduces is one of these backwards, with messages the other way in
+the opposite order of steps: a reduce-scatter is an all-gather, a reduce is a broadcast. An
+all-reduce is a reduce-scatter, and then an all-gather. Source: Z. Cai et al., "Synthesizing Optimal
+Collective Algorithms", arXiv 2008.08708, sections 3.3 and 3.4.
 
 A search answers with *moves*: in each step, which chunk goes from which rank to which. Every rank
 that gets a chunk gets it once, so the moves of a chunk are a tree that begins at its owner.
-Backwards the same tree reduces the chunk: each rank reduces what its children send with its own
-data, and sends the result to its parent. What a rank holds for others only is in scratch memory.
+Backwards the same tree reduces the chunk: each rank adds the chunks of its children to its own, and
+sends the sum to its parent. Chunks that a rank holds for others only are in scratch memory.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import pairwise, permutations
 from typing import NamedTuple
+
+import networkx as nx
 
 from ringcoll.errors import ArgumentError
 from ringcoll.lab.simulation import Node, Topology
@@ -85,7 +87,7 @@ class HopGraph:
         pairs = set(self.hops)
         kept = [hop for hop, (source, target) in enumerate(self.hops) if (target, source) in pairs]
         graph = self._of(kept, Fraction(1))
-        return graph if len(graph.distances(0)) == self.world_size else None
+        return graph if nx.is_strongly_connected(graph.network) else None
 
     @property
     def limits_of_hops(self) -> list[list[int]]:
@@ -100,43 +102,31 @@ class HopGraph:
     def same_both_ways(self) -> bool:
         """Whether the reversed graph is the graph itself, so that a search serves both."""
 
-        def limits(graph: HopGraph) -> list[tuple[Fraction, list[tuple[int, int]]]]:
-            return sorted(
-                (limit.speed, sorted(graph.hops[index] for index in limit.hops))
+        def limits(graph: HopGraph) -> Counter[tuple[Fraction, frozenset[tuple[int, int]]]]:
+            return Counter(
+                (limit.speed, frozenset(graph.hops[index] for index in limit.hops))
                 for limit in graph.limits
             )
 
         return limits(self) == limits(self.reversed)
 
+    @cached_property
+    def network(self) -> nx.DiGraph:
+        """The hops as arcs between ranks."""
+        network = nx.DiGraph()
+        network.add_nodes_from(range(self.world_size))
+        network.add_edges_from(self.hops)
+        return network
+
     def distances(self, source: int) -> dict[int, int]:
         """Fewest hops from a rank to each rank that it reaches."""
-        distance = {source: 0}
-        waiting = deque([source])
-        while waiting:
-            rank = waiting.popleft()
-            for target in self.targets[rank]:
-                if target not in distance:
-                    distance[target] = distance[rank] + 1
-                    waiting.append(target)
-        return distance
-
-    @property
-    def targets(self) -> list[list[int]]:
-        """The ranks that each rank sends to."""
-        targets: list[list[int]] = [[] for _ in range(self.world_size)]
-        for source, target in self.hops:
-            targets[source].append(target)
-        return targets
+        return dict(nx.single_source_shortest_path_length(self.network, source))
 
     def without_slow(self, speed: Fraction) -> HopGraph | None:
-        """The graph without hops slower than a speed, which becomes a round.
-
-        ``None`` if some ranks are not connected any more.
-        """
+        """The graph without hops slower than a round's speed; ``None`` if it is not connected."""
         slow = {index for limit in self.limits if limit.speed < speed for index in limit.hops}
         graph = self._of([hop for hop in range(len(self.hops)) if hop not in slow], speed)
-        ends = (graph.distances(0), graph.reversed.distances(0))
-        return graph if all(len(reached) == self.world_size for reached in ends) else None
+        return graph if nx.is_strongly_connected(graph.network) else None
 
     def _of(self, kept: Sequence[int], speed: Fraction) -> HopGraph:
         """The graph of some hops, with a round in which a hop of such a speed carries a chunk."""
@@ -247,15 +237,10 @@ def groups_of_ranks(topology: Topology, graph: HopGraph) -> list[list[frozenset[
 
 def _joined(world_size: int, sets: Iterable[Iterable[int]]) -> list[frozenset[int]]:
     """Groups of ranks that are joined by sets of which they are members."""
-    group: dict[int, set[int]] = {rank: {rank} for rank in range(world_size)}
+    graph = nx.empty_graph(world_size)
     for members in sets:
-        first, *others = members
-        for other in others:
-            if group[other] is not group[first]:
-                group[first] |= group[other]
-                for rank in group[other]:
-                    group[rank] = group[first]
-    return list(dict.fromkeys(frozenset(ranks) for ranks in group.values()))
+        nx.add_path(graph, members)
+    return [frozenset(ranks) for ranks in nx.connected_components(graph)]
 
 
 _ALL_TOURS = 8
@@ -351,7 +336,7 @@ class Demand:
 
     @property
     def for_all(self) -> bool:
-        """Whether every rank wants every chunk, so that none passes on what it does not want."""
+        """Whether every rank wants every chunk: no rank passes on a chunk for others only."""
         return all(len(ranks) == self.world_size for ranks in self.wanted)
 
 
@@ -403,7 +388,9 @@ def schedule_of_moves(
     slots: _Slots = {}
     for number, moves in enumerate(phases):
         _, backwards = phases_of(collective)[number]
-        turned = _turned(moves) if backwards else moves
+        turned = moves
+        if backwards:
+            turned = [[ChunkMove(chunk, b, a) for chunk, a, b in step] for step in moves[::-1]]
         if len(phases) == 1:  # all outputs of an all-reduce hold all chunks
             slots = _slots(demand, turned, backwards)
         operations: _Operations = [[[] for _ in moves] for _ in range(demand.world_size)]
@@ -423,13 +410,6 @@ def schedule_of_moves(
         program=lambda rank: frozen[rank],
         root=demand.root,
     )
-
-
-def _turned(moves: Moves) -> Moves:
-    """Moves the other way, in the opposite order of steps."""
-    return [
-        [ChunkMove(chunk, target, source) for chunk, source, target in step] for step in moves[::-1]
-    ]
 
 
 _Slots = dict[tuple[int, int], int]

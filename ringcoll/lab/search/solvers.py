@@ -9,7 +9,7 @@ The model, for the solver CP-SAT of OR-Tools. A variable is true if a chunk take
 there is none if the chunk cannot be there so early, or is of no use so late. Then
 
 - a rank that wants a chunk gets it exactly once, any other rank at most once;
-- who sends a chunk got it in an earlier step, unless the rank is the owner;
+- a rank that sends a chunk got it in an earlier step, unless the rank is the owner;
 - in a step, the chunks on the hops of a limit are at most b * r_s.
 
 Chunks of a block can change places, and so can ranks of a regular graph; the solver finds such
@@ -19,32 +19,29 @@ on the arguments alone, and on the version of the solver.
 Source: Z. Cai et al., "Synthesizing Optimal Collective Algorithms", arXiv 2008.08708, section 3.
 The paper's model has the step of an arrival as an integer, for the solver Z3.
 
-The greedy search. An all-gather, or a broadcast, on many ranks. The time-expanded network has each
-rank once for each step; a link joins its source in a step to its target in the next one. In every
-step each link takes chunks that its source has and its target lacks, as many as the link carries,
-until no link can take any more. Which chunk a link takes, and which link is first, is drawn by a
-seed. A step is as long as a chunk needs on one of the links, so faster links take several chunks in
-a step, and slower ones none. The search tries the speed of every link as this measure, and several
-seeds; the caller takes the schedule that is simulated fastest. The work grows with links times
-chunks, which is the square of the ranks if the ranks have few links. Source: W. Won et al.,
-"TACOS", arXiv 2304.05301. There a slow link may be under way while fast links go on; here the steps
-of a schedule are global, so a message ends in the step in which it begins.
+The greedy search, for an all-gather or a broadcast on many ranks. In every step each link takes
+chunks that its source has and its target lacks, as many as the link carries, until no link can take
+any more. A seed draws which link is first, and which chunk it takes. A step is as long as a chunk
+needs on one of the links, so faster links take several chunks in a step, and slower ones none. The
+search tries the speed of every link as this measure, and several seeds; the caller takes the
+schedule that is simulated fastest. The work grows with links times chunks: with the square of the
+ranks if the ranks have few links. Source: W. Won et al., "TACOS", arXiv 2304.05301. There a slow
+link may be under way while fast links go on; here the steps of a schedule are global, so a message
+ends in the step in which it begins.
 
 Trees that share out the links, for large data in many segments. Every chunk goes to all ranks along
 a tree of hops from its root, is reduced up such a tree, or both. In many segments a schedule takes
-as long as its fullest link, so the trees of all chunks together have to fill links evenly. Trees of
-an all-reduce use their hops in both directions at the same time, one segment going up while another
-one comes down; so it needs no second phase, and n bytes pass the way to a rank that is the leaf of
-every tree. One tree after the other grows from the root, hop by hop, each time by the cheapest hop.
-A hop costs what it adds to the loads of its limits, each to a high power: then the sum is nearly
-the fullest one's. Some rounds follow in which each tree is taken out, and grown again beside the
-others; the best set is kept. This is the approximation of fractional packings of spanning trees by
-N. Garg and J. Koenemann, FOCS 1998, with whole chunks. Where hops go both ways at the same speed,
-the bound on the packing is that of W. T. Tutte and C. Nash-Williams, 1961: the links between the
-parts of any partition carry (parts - 1) times the data. Hops may share links, and have any speeds;
-for an all-reduce each hop of a tree has one back. A tree needs ``ranks * hops`` looks, or
-``ranks ** 2`` where each rank reaches each other one by one hop. Source of the use of trees:
-L. Zhao et al., "ForestColl", arXiv 2402.06787.
+as long as its fullest link, so all trees together have to fill links evenly. Trees of an all-reduce
+use their hops in both directions at the same time, one segment going up while another one comes
+down: there is no second phase, and n bytes pass the way to a rank that is the leaf of every tree.
+A tree grows from its root by the cheapest hop, each time. The price of a hop is the growth of the
+loads of its limits, each to a high power, whose sum is nearly that of the fullest one. In further
+rounds each tree is taken out, and grown again beside the others; the best set is kept. This is the
+approximation of fractional packings of spanning trees by N. Garg and J. Koenemann, FOCS 1998, with
+whole chunks. Where hops go both ways at the same speed, W. T. Tutte and C. Nash-Williams, 1961,
+have the bound on the packing: the links between the parts of any partition carry (parts - 1) times
+the data. A tree needs ``ranks * hops`` looks, or ``ranks ** 2`` where each rank reaches each other
+one by one hop. Source of the use of trees: L. Zhao et al., "ForestColl", arXiv 2402.06787.
 """
 
 from __future__ import annotations
@@ -57,11 +54,13 @@ from fractions import Fraction
 from random import Random
 from typing import Any, NamedTuple
 
+import networkx as nx
+
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.lab.search.hops import ChunkMove, Demand, HopGraph, Moves
 
 
-class Answer(Enum):
+class SolverAnswer(Enum):
     """The solver's answer for a number of steps, rounds and chunks."""
 
     POSSIBLE = "possible"
@@ -72,18 +71,8 @@ class Answer(Enum):
 class SolvedMoves(NamedTuple):
     """The answer, and the moves of each step if there are any."""
 
-    answer: Answer
+    answer: SolverAnswer
     moves: Moves = ()
-
-
-def _cp_model() -> Any:
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise MissingExtraError(
-            "the search for schedules needs OR-Tools: pip install 'ringcoll[search]'"
-        ) from error
-    return cp_model
 
 
 def solve(
@@ -107,31 +96,36 @@ def solve(
     MissingExtraError
         OR-Tools is not installed.
     """
-    solver_module = _cp_model()
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise MissingExtraError(
+            "the search for schedules needs OR-Tools: pip install 'ringcoll[search]'"
+        ) from error
     if rounds < steps:
-        return SolvedMoves(Answer.IMPOSSIBLE)
-    model = solver_module.CpModel()
+        return SolvedMoves(SolverAnswer.IMPOSSIBLE)
+    model = cp_model.CpModel()
     takes = _Takes(model, graph, demand, steps)
     if not takes.reachable:
-        return SolvedMoves(Answer.IMPOSSIBLE)
+        return SolvedMoves(SolverAnswer.IMPOSSIBLE)
     takes.add_arrivals()
     lengths = [model.new_int_var(1, rounds - steps + 1, f"rounds {step}") for step in range(steps)]
     model.add(sum(lengths) == rounds)
     takes.add_limits(lengths)
-    solver = solver_module.CpSolver()
+    solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort
     status = solver.solve(model)
-    if status == solver_module.INFEASIBLE:
-        return SolvedMoves(Answer.IMPOSSIBLE)
-    if status not in (solver_module.OPTIMAL, solver_module.FEASIBLE):
-        return SolvedMoves(Answer.UNKNOWN)
+    if status == cp_model.INFEASIBLE:
+        return SolvedMoves(SolverAnswer.IMPOSSIBLE)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return SolvedMoves(SolverAnswer.UNKNOWN)
     moves: list[list[ChunkMove]] = [[] for _ in range(steps)]
     for (chunk, hop, step), variable in takes.variables.items():
         if solver.value(variable):
             moves[step].append(ChunkMove(chunk, *graph.hops[hop]))
-    return SolvedMoves(Answer.POSSIBLE, _useful(demand, moves))
+    return SolvedMoves(SolverAnswer.POSSIBLE, _useful(demand, moves))
 
 
 @dataclass
@@ -162,7 +156,7 @@ class _Takes:
                     self.arrivals[chunk, target].append((step, hop))
 
     def add_arrivals(self) -> None:
-        """A rank that wants a chunk gets it once; who sends a chunk got it before."""
+        """A rank that wants a chunk gets it once; a rank that sends a chunk got it before."""
         for (chunk, rank), ways in self.arrivals.items():
             variables = [self.variables[chunk, hop, step] for step, hop in ways]
             if rank in self.demand.wanted[chunk]:
@@ -193,7 +187,7 @@ class _Takes:
 
 
 def _useful(demand: Demand, moves: Sequence[Sequence[ChunkMove]]) -> Moves:
-    """The moves of each step, without those that bring a chunk where nobody wants it."""
+    """The moves of each step, without those that bring a chunk to a rank that has no use for it."""
     kept: list[list[ChunkMove]] = []
     passed_on: set[tuple[int, int]] = set()
     for step in reversed(moves):
@@ -269,21 +263,21 @@ def _matched(
     waiting = list(range(len(graph.hops)))
     while waiting:
         random.shuffle(waiting)
-        served = []
+        used_hops = []
         for hop in waiting:
             source, target = graph.hops[hop]
             lacking = held[source] & ~arriving[target]
             if lacking and all(room[index] >= 1 for index in limits_of[hop]):
-                chunk = _drawn(lacking, random)
+                chunk = _random_bit(lacking, random)
                 arriving[target] |= 1 << chunk
                 for index in limits_of[hop]:
                     room[index] -= 1
                 yield ChunkMove(chunk, source, target)
-                served.append(hop)
-        waiting = served
+                used_hops.append(hop)
+        waiting = used_hops
 
 
-def _drawn(bits: int, random: Random) -> int:
+def _random_bit(bits: int, random: Random) -> int:
     """One of the bits that are set, by chance: the first one from a place on."""
     place = random.randrange(bits.bit_length())
     above = bits >> place
@@ -291,7 +285,7 @@ def _drawn(bits: int, random: Random) -> int:
 
 
 class _Packing:
-    """What trees put on each limit, in rounds; ``limits`` are those of each hop, or both ways."""
+    """The load of trees on each limit, in rounds; ``limits`` are of each hop, or both ways."""
 
     def __init__(self, graph: HopGraph, both_ways: bool) -> None:
         self.graph, self.limits = graph, graph.limits_of_hops
@@ -362,39 +356,21 @@ def tree_moves(
             least, kept = max(packing.loads), list(trees)
     uses = Counter(index for tree in kept for hop in tree for index in packing.limits[hop])
     rounds = max((uses[index] / graph.limits[index].speed for index in uses), default=Fraction(0))
-    edges = [[graph.hops[hop] for hop in tree] for tree in kept]
-    roots = [_middle(tree) for tree in edges] if both_ways else list(demand.owners)
+    kind = nx.Graph if both_ways else nx.DiGraph
+    networks = [kind([graph.hops[hop] for hop in tree]) for tree in kept]
+    roots = [_middle(tree) for tree in networks] if both_ways else list(demand.owners)
     steps: list[list[ChunkMove]] = []
-    for chunk, (root, tree) in enumerate(zip(roots, edges, strict=True)):
-        for depth, source, target in _from_root(root, tree, both_ways):
-            steps += [[] for _ in range(depth + 1 - len(steps))]
-            steps[depth].append(ChunkMove(chunk, source, target))
+    for chunk, (root, tree) in enumerate(zip(roots, networks, strict=True)):
+        depths = nx.single_source_shortest_path_length(tree, root)
+        steps += [[] for _ in range(max(depths.values()) - len(steps))]
+        for source, target in nx.bfs_edges(tree, root):
+            steps[depths[source]].append(ChunkMove(chunk, source, target))
     return rounds, replace(demand, owners=tuple(roots)), steps
 
 
-def _from_root(
-    root: int, tree: Sequence[tuple[int, int]], both_ways: bool
-) -> Iterator[tuple[int, int, int]]:
-    """The hops of a tree, away from a root, with the depth at which each begins."""
-    near: dict[int, list[int]] = {}
-    for source, target in tree:
-        near.setdefault(source, []).append(target)
-        if both_ways:
-            near.setdefault(target, []).append(source)
-    depths, waiting = {root: 0}, [root]
-    for rank in waiting:
-        for other in near.get(rank, ()):
-            if other not in depths:
-                depths[other] = depths[rank] + 1
-                waiting.append(other)
-                yield depths[rank], rank, other
-
-
-def _middle(tree: Sequence[tuple[int, int]]) -> int:
+def _middle(tree: nx.Graph) -> int:
     """The rank from which the farthest one is nearest: half way along the longest path."""
-    *_, (_, _, end) = _from_root(tree[0][0], tree, True)
-    before = {target: source for _, source, target in _from_root(end, tree, True)}
-    path = [list(before)[-1]]
-    while path[-1] != end:
-        path.append(before[path[-1]])
+    *_, (_, end) = nx.bfs_edges(tree, next(iter(tree)))
+    *_, (_, farthest) = nx.bfs_edges(tree, end)
+    path: list[int] = nx.shortest_path(tree, farthest, end)
     return path[len(path) // 2]

@@ -1,19 +1,18 @@
-"""The engine of events: runs the waves of ranks against the links of a topology.
+"""The engine of events: it runs the waves of ranks against the links of a topology.
 
-A rank's wave ends when the times of all its messages are known. On links that are never full they
-are known when a message is posted, so ranks are run one after the other, without a queue of
-events, until each waits for a message that is not posted yet. On other links a queue of events, in
-order of time, begins and ends messages. A step is produced when its rank comes to it, and a message
-is forgotten when it is taken.
+A rank's wave ends when the times of all its messages are known. On links that are never full these
+times are known when a message is posted, so the engine runs one rank after the other, without a
+queue of events, until each rank waits for a message that is not posted yet. On other links a queue
+of events, in order of time, begins and ends messages. A step is produced when its rank comes to it,
+and a message is forgotten when it is taken.
 
 Messages that share a link have max-min fair rates. Only a *crowded* link, which has more messages
-than lanes, makes one message slower than another. So when a message begins or ends, only the
-messages get new rates that are joined to it by crowded links; without a crowded link that is the
-message itself.
+than lanes, makes one message slower than another. So a message that begins or ends changes only the
+rates of the messages that crowded links join to it.
 
-Where some ranks stand for all (`ringcoll.lab.simulation.symmetry`), only these are run. A message
-to another rank is then received by the rank that stands for it, which sees its sender as far away
-as it is.
+Where some ranks stand for all (`ringcoll.lab.simulation.symmetry`), only these ranks are run. The
+rank that stands for the receiver of a message takes the message, and sees the sender at the same
+distance.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Flows:
         self, topology: Topology, number: Callable[[Number], Any], crossings: Sequence[int]
     ) -> None:
         links = topology.links
-        # One message on less than one lane is slow, but shares the link with nobody.
+        # One message on less than one lane is slow, but it shares the link with no other message.
         self.limit = [inf if link.lanes is None else max(link.lanes, 1) for link in links]
         self.capacity: list[Any] = [
             None if link.capacity is None else number(link.capacity) for link in links
@@ -367,11 +366,10 @@ class EventEngine:
 
     def _complete(self, state: _SimulatedRank) -> None:
         """Compute the end of a wave, all of whose messages have their times."""
-        wave, gamma, trace = state.wave, state.gamma, self.spans is not None
+        wave, gamma = state.wave, state.gamma
         assert wave is not None
         now = state.begin + wave.reduced * gamma
-        if trace:
-            self._note("reduce", state, -1, wave.step, state.begin, now)
+        self._note("reduce", state, -1, wave.step, state.begin, now)
         blamed: SimulatedMessage | None = None
         waits_for = None
         for message, (peer, chunks, step, reduces) in zip(
@@ -382,20 +380,16 @@ class EventEngine:
             if message.arrival > now:
                 now, blamed, waits_for = message.arrival, message, peer
                 self.waited[state.rank] += now - before
-            if trace:
-                self._note("receive", state, peer, step, before, now, message)
+            self._note("receive", state, peer, step, before, now, message)
             if reduces:
                 before, now = now, now + chunks * gamma
-                if trace:
-                    self._note("reduce", state, peer, step, before, now, message)
+                self._note("reduce", state, peer, step, before, now, message)
         left = now
         for message in state.sends:
-            if trace:
-                self._note("send", state, message.peer, message.step, now, message.left, message)
+            self._note("send", state, message.peer, message.step, now, message.left, message)
             left = max(left, message.left)
         if left > now:
-            if trace:
-                self._note("leave", state, -1, wave.step, now, left)
+            self._note("leave", state, -1, wave.step, now, left)
             now, blamed = left, None
         state.last = (
             (state.rank, None, wave.step, state.begin, now, state.last)
@@ -415,16 +409,15 @@ class EventEngine:
         end: Any,
         message: SimulatedMessage | None = None,
     ) -> None:
-        """Keep a time of a rank for the trace."""
-        assert self.spans is not None
-        if message is not None or end > begin:
+        """Keep a time of a rank, if there is a trace."""
+        if self.spans is not None and (message is not None or end > begin):
             nbytes, posted = (0, begin) if message is None else (message.nbytes, message.posted)
             self.spans.append(
                 SimulatedSpan(kind, state.rank, peer, step, begin, end, nbytes, posted, state.begin)
             )
 
     def _check_all_ended(self) -> None:
-        """Nobody waits for a message, and no message waits for a receive."""
+        """No rank waits for a message, and no message waits for a receive."""
         for key, messages in self.posted.items():
             sender, receiver = divmod(key, self.period)
             raise ScheduleError(

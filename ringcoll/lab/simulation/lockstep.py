@@ -1,10 +1,10 @@
 """The engine of steps: all ranks do a step, then the next one, where no link is ever full.
 
-Problem: 33 million messages take an engine of events many minutes. If no link can have more
-messages than lanes, whatever the times are, then nobody waits for a link, and the end of a step is
-a maximum of a few sums. With turned programs (`ringcoll.lab.simulation.symmetry`) all ranks do the
-same in a step, so each sum is one operation on a list with a number for each rank. Every rank still
-has times of its own: ranks may be slow or late, and links may differ.
+Problem: an engine of events needs many minutes for 33 million messages. If no link can have more
+messages than lanes, whatever the times are, then no message waits for a link, and the end of a step
+is a maximum of a few sums. With turned programs (`ringcoll.lab.simulation.symmetry`) all ranks do
+the same in a step, so each sum is one operation on a list with a number for each rank. Every rank
+still has times of its own: ranks may be slow or late, and links may differ.
 
 No link is ever full if its senders, each with the most messages that it has on the link in one
 step, are no more than its lanes: a rank begins no step before its sends have left.
@@ -30,7 +30,7 @@ from ringcoll.lab.simulation.topology import Topology
 from ringcoll.schedules import Recv, RecvReduce, Reduce, Schedule, Send, Step
 
 _MOST_RECEIVES = 254
-"""Messages that a rank takes in a step: who was waited for last is one byte."""
+"""Messages that a rank takes in a step: the number of the one that came last is one byte."""
 
 _Senders = list[list[int]]
 """For each program and each of its receives in a step: the index of the send that it takes."""
@@ -86,10 +86,7 @@ def never_full(topology: Topology, programs: Sequence[Sequence[RankWave]]) -> bo
 
 
 class LockstepEngine:
-    """One run, in one segment, of turned programs, whose peers are distances.
-
-    A column is the list of a number of every rank of a program.
-    """
+    """One run, in one segment, of turned programs; a column has a number of each of its ranks."""
 
     def __init__(
         self,
@@ -167,7 +164,7 @@ class LockstepEngine:
     def _step(
         self, place: int, waves: Sequence[RankWave], senders: list[int], left: list[list[list[Any]]]
     ) -> tuple[list[Any], bytes]:
-        """The ends of a step, and who was waited for last: a column each."""
+        """The ends of a step, and the receive that came last: a column each."""
         every, wave = slice(place, None, self.period), waves[place]
         now = self._reduced(self.ends[every], place, wave.reduced)
         blamed = bytes(len(now))
@@ -264,10 +261,7 @@ def wave_of(number: int, step: Step) -> RankWave:
 
 
 def waves_of(schedule: Schedule, rank: int, segments: int) -> Iterator[RankWave]:
-    """Produce the waves in which a rank does anything that takes time.
-
-    No more than ``segments`` steps are held in memory, and no more than the schedule has.
-    """
+    """Produce the waves in which a rank does anything that takes time, from few steps at once."""
     return in_segments(_checked(schedule, rank), segments)
 
 

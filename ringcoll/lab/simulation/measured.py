@@ -1,4 +1,4 @@
-"""What is measured between the ranks of a group, and the topology that explains it.
+"""Measurements between the ranks of a group, and the topology that explains them.
 
 The topology has the ranks, a switch for each host, the host's card, and the network between cards::
 
@@ -38,9 +38,9 @@ from ringcoll.lab.simulation.topology import Link, Node, Topology
 Pair = tuple[int, int]
 """Two ranks, or two hosts: sender and receiver."""
 
-CLEARLY = 0.8  # of a rate: what is below is another rate
-_ABOUT = 0.9  # of a rate: what is above differs by noise
-_DIFFERS = 0.75  # of what a host's links carry: a slower pair of its ranks has its own link
+_SLOWER_RATE = 0.8  # of a rate: a rate below is another one
+_SAME_RATE = 0.9  # of a rate: a rate above differs by noise
+_OWN_LINK_RATE = 0.75  # of the rate of a host's links: a slower pair of its ranks has its own link
 _GROWS = 1.2  # times the rate that a host has got where another one did not send
 
 
@@ -82,7 +82,7 @@ def capacity(samples: Iterable[Sample]) -> Sample:
     """The capacity of a link: the median of the largest samples, which differ by noise only."""
     known = [*samples]
     most = max((sample.value for sample in known), default=0.0)
-    return typical(sample for sample in known if sample.value >= _ABOUT * most)
+    return typical(sample for sample in known if sample.value >= _SAME_RATE * most)
 
 
 def carried(flows: Iterable[Rates], inside: set[int], end: int) -> Sample:
@@ -101,7 +101,9 @@ def slower(alone: Rates) -> list[Pair]:
         for host in {host for ends in alone for host in ends}
         for end in (0, 1)
     }
-    slow = [(a, b) for a, b in alone if alone[a, b].value < CLEARLY * min(usual[a, 0], usual[b, 1])]
+    slow = [
+        (a, b) for a, b in alone if alone[a, b].value < _SLOWER_RATE * min(usual[a, 0], usual[b, 1])
+    ]
     return sorted(slow, key=lambda ends: alone[ends])
 
 
@@ -132,7 +134,7 @@ class Measurements:
 
     @staticmethod
     def from_json(text: str) -> Measurements:
-        """Read what `to_json` has written; an `ArgumentError` if the text is something else."""
+        """Read a text of `to_json`; an `ArgumentError` if the text is something else."""
         try:
             value = json.loads(text)
             latency_s, bandwidth, *together = [
@@ -196,7 +198,7 @@ def _links(measurements: Measurements) -> Iterator[tuple[Node, Node, Sample, flo
         yield f"host{host}", rank, ports[1][rank], near_s[host]
     for (a, b), rate in rates.items():
         least = min(ports[0][a].value, ports[1][b].value)
-        if hosts[a] == hosts[b] and rate.value < _DIFFERS * least:
+        if hosts[a] == hosts[b] and rate.value < _OWN_LINK_RATE * least:
             yield a, b, rate, latencies[a, b].value
     if len(near_s) < 2:
         return
@@ -214,7 +216,7 @@ def _links(measurements: Measurements) -> Iterator[tuple[Node, Node, Sample, flo
     leaves = [
         (leaf, rates)
         for leaf, rates in leaves
-        if any(0 < rate.value < CLEARLY * sum(card[host].value for host in leaf)
+        if any(0 < rate.value < _SLOWER_RATE * sum(card[host].value for host in leaf)
                for rate, card in zip(rates, cards, strict=True))
     ]  # fmt: skip
     above = {host: f"leaf{number}" for number, (leaf, _) in enumerate(leaves) for host in leaf}
@@ -315,11 +317,7 @@ class Trial(NamedTuple):
 
 
 def tournament(number: int) -> list[list[Pair]]:
-    """Rounds of disjoint pairs, in which each meets each other once; of an odd number, one rests.
-
-    >>> tournament(4)
-    [[(3, 0), (1, 2)], [(3, 1), (2, 0)], [(3, 2), (0, 1)]]
-    """
+    """Rounds of disjoint pairs in which each meets each other once; of an odd number, one rests."""
     last = number - 1 + number % 2  # it stays, and the others turn
     return [
         [(last, turn)] * (last < number)
@@ -329,7 +327,7 @@ def tournament(number: int) -> list[list[Pair]]:
 
 
 def trials(hosts: Sequence[int], budget_s: float) -> Generator[Trial, Any, Measurements]:
-    """Yield what to measure next, and get its numbers; return all of them."""
+    """Yield the next trial, and get its numbers; return all of them."""
     members = [[r for r, at in enumerate(hosts) if at == host] for host in range(max(hosts) + 1)]
     share_s, rounds, longest = _SHARE * budget_s, tournament(len(hosts)), max(map(len, members))
     latency_s, bandwidth, together = dict[Pair, Sample](), dict[Pair, Sample](), list[Rates]()
@@ -370,7 +368,7 @@ def trials(hosts: Sequence[int], budget_s: float) -> Generator[Trial, Any, Measu
     for way in (way for pairs in rounds[:: 1 + len(rounds) // _HALVES] for way in _ways(pairs)):
         flow = {ends: [*zip(*(members[host] for host in ends), strict=False)] for ends in way}
         together.append((yield at_once(chain(*flow.values()))))
-        least = {ends: CLEARLY * sample.value for ends, sample in alone.items()}
+        least = {ends: _SLOWER_RATE * sample.value for ends, sample in alone.items()}
         less = [ends for ends, sample in between(together[-1], hosts, total).items()
                 if sample.value < least.get(ends, 0)]  # fmt: skip
         senders = {a for a, _ in less}

@@ -164,8 +164,8 @@ class SimulatedRun(Shown):
                 for load in self.loads()
             ],
             "path": [
-                part._asdict() | {"begin_s": float(part.begin_s), "end_s": float(part.end_s)}
-                for part in self.path
+                step._asdict() | {"begin_s": float(step.begin_s), "end_s": float(step.end_s)}
+                for step in self.path
             ],
         }
 
@@ -184,9 +184,9 @@ class SimulatedRun(Shown):
         slowest = max(range(len(waited)), key=waited.__getitem__)
         yield f"longest wait for messages: rank {slowest}, {waited[slowest] * 1e6:.6g} us"
         ranks = [str(self.path[0].rank)] if self.path else []
-        for part in self.path:
-            if part.waits_for is not None:
-                ranks[-1:] = [str(part.waits_for), str(part.rank)]
+        for step in self.path:
+            if step.waits_for is not None:
+                ranks[-1:] = [str(step.waits_for), str(step.rank)]
         if len(ranks) > 8:
             ranks = [*ranks[:4], "...", *ranks[-4:]]
         yield f"critical path: rank {' -> '.join(ranks)}" if ranks else "critical path: none"
@@ -239,7 +239,7 @@ TRACKS = {
 """The rows of a rank: their titles and numbers."""
 
 _Event = dict[str, Any]
-_ONE = {"group": 0, "number": 0}
+_OPERATION = {"group": 0, "number": 0}
 """The picture has one operation of one group."""
 
 
@@ -256,7 +256,7 @@ def _document(run: SimulatedRun, all_spans: Iterable[SimulatedSpan]) -> dict[str
         begin = min((span.wave_s for _, span in spans[rank]), default=end)
         parts = _shares([span for _, span in spans[rank]], begin, end)
         title = f"{schedule.algorithm} {schedule.collective}"
-        about = {"algorithm": schedule.algorithm, "segments": run.segments, **_ONE, **parts}
+        about = {"algorithm": schedule.algorithm, "segments": run.segments, **_OPERATION, **parts}
         events.append(_slice(rank, "operation", begin, end, title, about))
         summary.append({schedule.collective: parts, "total": parts})
         for number, span in spans[rank]:
@@ -302,9 +302,9 @@ def _names(rank: int) -> Iterator[_Event]:
     rows = [(0, "process", f"rank {rank}", rank)]
     rows += [(number, "thread", title, number) for title, number in TRACKS.values()]
     for thread, kind, title, order in rows:
-        common = {"ph": "M", "pid": rank, "tid": thread}
-        yield {**common, "name": f"{kind}_name", "args": {"name": title}}
-        yield {**common, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
+        row = {"ph": "M", "pid": rank, "tid": thread}
+        yield {**row, "name": f"{kind}_name", "args": {"name": title}}
+        yield {**row, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
 
 
 def _event(kind: str, rank: int, track: str, time: Any, **rest: Any) -> _Event:
@@ -318,15 +318,15 @@ def _slice(rank: int, track: str, begin: Any, end: Any, name: str, args: dict[st
 
 def _span(number: int, span: SimulatedSpan) -> Iterator[_Event]:
     rank, nbytes = span.rank, float(span.nbytes)
-    about: dict[str, Any] = {"peer": span.peer, "step": span.step, "bytes": nbytes, **_ONE}
+    about: dict[str, Any] = {"peer": span.peer, "step": span.step, "bytes": nbytes, **_OPERATION}
     name = f"step {span.step}: "
     if span.kind in ("send", "receive"):
         way = "to" if span.kind == "send" else "from"
         title = f"{name}{nbytes:g} B {way} rank {span.peer}"
-        common = {"name": title, "cat": span.kind, "id": hex(number + 1)}
+        flight = {"name": title, "cat": span.kind, "id": hex(number + 1)}
         args = {**about, "way": span.kind, "tag": 0, "complete": True}
-        yield _event("b", rank, "post", span.wave_s, args=args, **common)
-        yield _event("e", rank, "post", span.end_s, **common)
+        yield _event("b", rank, "post", span.wave_s, args=args, **flight)
+        yield _event("e", rank, "post", span.end_s, **flight)
     if span.kind == "send":
         title = f"{name}send to rank {span.peer}"
         yield _slice(rank, "post", span.wave_s, span.wave_s, title, about)

@@ -155,17 +155,7 @@ class TurnedRank:
 
 
 def turned_programs(schedule: Schedule) -> list[list[RankWave]] | None:
-    """The programs of which all others are turned ones, or ``None`` if there are none.
-
-    Examples
-    --------
-    >>> from ringcoll.schedules import schedule_of
-    >>> [wave.sends for wave in turned_programs(schedule_of("all_reduce", "circulant", 8))[0]]
-    [[(4, 4, 0)], [(2, 2, 1)], [(1, 1, 2)], [(7, 1, 3)], [(6, 2, 4)], [(4, 4, 5)]]
-    >>> [wave.sends[0][0] for wave in turned_programs(schedule_of("all_reduce", "swing", 8))[1]]
-    [7, 1, 5, 5, 1, 7]
-    >>> turned_programs(schedule_of("all_reduce", "recursive_doubling", 8))
-    """
+    """The programs of which all others are turned ones, or ``None`` if there are none."""
     period, world_size = 1, schedule.world_size
     while period <= min(_LONGEST_PERIOD, world_size // 2):
         try:

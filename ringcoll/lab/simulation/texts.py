@@ -72,11 +72,21 @@ def _dgx_h100(world_size: int, shape: tuple[int, ...]) -> Topology:
     )
 
 
-def _pcie_host(gigabytes_per_s: float, world_size: int, shape: tuple[int, ...]) -> Topology:
-    if world_size > 8:
-        message = "a host has slots for 8 cards of 16 lanes at most"
-        raise ArgumentError(message, "world_size", "at most 8", world_size)
-    return crossbar(world_size, bandwidth=gigabytes_per_s * 1e9, latency_s=5.7e-6)
+def _pcie_host(generation: str, transfers: int, gigabytes_per_s: float) -> Machine:
+    """A host with cards in slots of 16 lanes, each of so many GT/s."""
+
+    def build(world_size: int, shape: tuple[int, ...]) -> Topology:
+        if world_size > 8:
+            message = "a host has slots for 8 cards of 16 lanes at most"
+            raise ArgumentError(message, "world_size", "at most 8", world_size)
+        return crossbar(world_size, bandwidth=gigabytes_per_s * 1e9, latency_s=5.7e-6)
+
+    return Machine(
+        f"a host with cards in slots of PCI Express {generation} with 16 lanes",
+        f"{transfers} GT/s a lane, 128b/130b: {gigabytes_per_s:g} GB/s each way, of which packets "
+        f"take a part; that all cards talk at once at full speed is assumed; {_NCCL}, PCI",
+        build,
+    )
 
 
 def _tpu(gigabytes_per_s: int, gibibytes: int, world_size: int, shape: tuple[int, ...]) -> Topology:
@@ -93,18 +103,8 @@ MACHINES = {
         lambda world_size, shape: dgx1(),
         world_size=8,
     ),
-    "pcie4_host": Machine(
-        "a host with cards in slots of PCI Express 4.0 with 16 lanes",
-        "16 GT/s a lane, 128b/130b: 31.5 GB/s each way, of which packets take a part; that all "
-        f"cards talk at once at full speed is assumed; {_NCCL}, PCI",
-        partial(_pcie_host, 31.5),
-    ),
-    "pcie5_host": Machine(
-        "a host with cards in slots of PCI Express 5.0 with 16 lanes",
-        "32 GT/s a lane, 128b/130b: 63 GB/s each way, of which packets take a part; that all "
-        f"cards talk at once at full speed is assumed; {_NCCL}, PCI",
-        partial(_pcie_host, 63.0),
-    ),
+    "pcie4_host": _pcie_host("4.0", 16, 31.5),
+    "pcie5_host": _pcie_host("5.0", 32, 63.0),
     "dgx_h100": Machine(
         "hosts of 8 H100 GPUs with NVLink and 8 network cards of 400 Gb/s",
         "NVIDIA on HGX H100 (NVLink 4 through NVSwitch: 900 GB/s a GPU, both ways together; 80 GB "

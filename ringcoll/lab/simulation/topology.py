@@ -172,14 +172,14 @@ class Topology:
     def _check_connected(self) -> None:
         """All ranks are reached from rank 0, and reach rank 0: so each reaches each other one."""
         for leaving in (True, False):
-            reached: set[Node] = {0}
-            waiting: list[Node] = [0]
             neighbours: dict[Node, list[Node]] = defaultdict(list)
             for link in self.links:
                 ends = (link.source, link.target) if leaving else (link.target, link.source)
                 neighbours[ends[0]].append(ends[1])
-            for node in waiting:  # which grows
-                new = {*neighbours[node]} - reached
+            reached: set[Node] = {0}
+            waiting: list[Node] = [0]
+            while waiting:
+                new = {*neighbours[waiting.pop()]} - reached
                 reached |= new
                 waiting += new
             if lost := {*range(self.world_size)} - reached:

@@ -8,7 +8,7 @@ A user may name them in place of a registered algorithm:
 - ``FILE.py:NAME`` and ``MODULE:NAME`` are modules of a user that register algorithms. Such a module
   is imported as Python imports it, with the current folder, or that of the file, before all others.
   So every rank can import it in the same way, and it may import its neighbours.
-- Rules (`ringcoll.schedules.cost.table`) choose by collective and size; their algorithms may be
+- Rules (`ringcoll.schedules.cost.rules`) choose by collective and size; their algorithms may be
   files, too.
 """
 

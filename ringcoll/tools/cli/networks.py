@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from ringcoll.errors import ArgumentError
+from ringcoll.lab import search
 from ringcoll.lab.formats import topology_in
-from ringcoll.lab.search import registered_times
 from ringcoll.lab.simulation import FORMS, PRESETS, Topology, ranks_named, topology_named
 from ringcoll.runtime.machine import read_file
 from ringcoll.schedules.algorithms import Algorithm
@@ -115,7 +115,7 @@ def simulated(
     """How long algorithms take on a network, as data and in lines; nothing without a network."""
     if topology is None or not entries:
         return {}, []
-    times = registered_times(entries[0].collective, topology, nbytes, entries=entries)
+    times = search.registered_times(entries[0].collective, topology, nbytes, entries=entries)
     lines = ["", f"simulated on {topology.name}, each in its best number of segments:"]
     lines += [f"{time.seconds * 1e6:12.1f} us  {time.algorithm}" for time in times]
     return {"network": topology.name, "simulated": [time._asdict() for time in times]}, lines
