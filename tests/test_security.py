@@ -68,7 +68,6 @@ ONLY = {
     # modules whose name is made while the program runs
     "import_module(variable)": {
         *("__init__", "tools/cli/app", "runtime/transport/catalogue", "runtime/machine/files", "tools/testing/pool"),
-        "training/trainers",  # its own table of the package's modules
     },
     # doors: a stub of the package lists the names and their modules
     "lazy_loader": {

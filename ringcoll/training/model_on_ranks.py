@@ -20,14 +20,7 @@ from torch import Tensor, nn
 from ringcoll.errors import ArgumentError, MismatchError, TrainingError
 from ringcoll.runtime.collectives import as_group
 from ringcoll.runtime.collectives import functions as api
-
-
-def require(
-    holds: bool, argument: str, message: str, expected: object, got: object, rank: int | None = None
-) -> None:
-    """Raise `ArgumentError` unless a value is as a system needs it."""
-    if not holds:
-        raise ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
+from ringcoll.training.arguments import require
 
 
 def gathered(value: object, group: Any, device: torch.device | str = "cpu") -> list[Any]:

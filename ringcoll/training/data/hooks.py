@@ -18,7 +18,7 @@ from ringcoll.runtime.collectives import as_group, share_for
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.reduction import Reproducible
 from ringcoll.schedules import Schedule
-from ringcoll.training.data.parallel import Weighing, average_op
+from ringcoll.training.data.averages import Weighing, average_op
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Training out of lock-step: a rank does not wait for all others in every step.
 
-================  ==========================================================================
-`model_averages`  gossip with neighbours, and local SGD, which averages every H steps
-`server`          a parameter server, synchronous or with bounded staleness
-================  ==========================================================================
+===========  =====================================================================
+`gossip`     averages of models with a few neighbours, after each step
+`local_sgd`  averages of models over all ranks, every H steps
+`server`     a parameter server, synchronous or with bounded staleness
+`straggler`  ranks that are slow on purpose
+===========  =====================================================================
 """

@@ -1,11 +1,13 @@
 """Layers, tokens and sequences that are split over the ranks.
 
-================  ==========================================================================
-`conjugate`       collectives forward, and their transposes backward
-`tensor`          layers, and tokens between them, split over the ranks
-`context`         sequences split over the ranks: ring attention
-`mesh`            data, pipeline and tensor parallel at once
-================  ==========================================================================
+===========  =================================================================
+`conjugate`  collectives forward, and their transposes backward
+`layers`     linear layers of which each rank holds a piece
+`tensor`     the layers of a model split over the ranks
+`sequence`   activations between these layers split by tokens
+`context`    sequences split over the ranks: ring attention
+`mesh`       data, pipeline and tensor parallel at once
+===========  =================================================================
 """
 
 import lazy_loader

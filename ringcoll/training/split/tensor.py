@@ -16,106 +16,24 @@ the other one takes split. So a perceptron, and attention by heads, cost one all
 and one backward, each of the layer's activations: batch x tokens x width numbers. The collectives
 between the layers are in `ringcoll.training.split.conjugate`.
 
-*Sequence parallel*: between the split layers (layer norms, the ways around) every rank would do
-the same work on the same activations. Instead each rank keeps the activations of its share of the
-tokens; `gathered_to_add` enters a split layer in place of `copied`, and `reduced_and_split` leaves
-it in place of `reduced`. As many bytes travel, and 1/k of those activations is kept.
-
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
-Parallelism", 2019; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-Models", MLSys 2023 (sequence parallel).
+Parallelism", 2019.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.collectives import as_group
-from ringcoll.training.model_on_ranks import require
+from ringcoll.training.arguments import require
+from ringcoll.training.models import Attention, Perceptron, Transformer
 from ringcoll.training.split import conjugate
-from ringcoll.training.task import Attention, Perceptron, Transformer
-
-_Collective = Callable[[Tensor], Tensor]  # a pair of `conjugate`, on the ranks of a group
-
-
-def shard_of(tensor: Tensor, group: Any, dim: int, what: str) -> Tensor:
-    """Copy of this rank's piece of a tensor; ``what`` is the dimension's name for the error."""
-    member = as_group(group)
-    require(tensor.shape[dim] % member.size() == 0, "model",
-            f"the {what} does not divide evenly among the ranks",
-            f"a multiple of {member.size()}", tensor.shape[dim], member.rank())  # fmt: skip
-    piece = conjugate.slice_of(tensor.detach(), group, dim)
-    return piece.clone(memory_format=torch.contiguous_format)
-
-
-class ColumnLinear(nn.Module):
-    """Rows r of a linear layer's matrix; the output is split. Its input has been `copied`."""
-
-    def __init__(self, whole: nn.Linear, group: Any) -> None:
-        super().__init__()
-        width = "width of the layer's output"
-        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, width))
-        self.bias = None
-        if whole.bias is not None:
-            self.bias = nn.Parameter(shard_of(whole.bias, group, 0, width))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs / k)."""
-        return functional.linear(inputs, self.weight, self.bias)
-
-
-class RowLinear(nn.Module):
-    """Columns r of a linear layer's matrix; the input is split, and ``leave`` adds outputs up.
-
-    With ``share`` the ranks add the bias to different tokens, so that its gradients are added up.
-    """
-
-    def __init__(
-        self, whole: nn.Linear, group: Any, leave: _Collective, *, share: bool = False
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(shard_of(whole.weight, group, 1, "width of the layer's input"))
-        self.bias = None
-        if whole.bias is not None:
-            self.bias = nn.Parameter(whole.bias.detach().clone())
-        self._leave, self._group, self._share = leave, group, share
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(..., inputs / k) to (..., outputs)."""
-        outputs = self._leave(functional.linear(inputs, self.weight))
-        if self.bias is None:
-            return outputs
-        bias = conjugate.copied(self.bias, self._group) if self._share else self.bias
-        return outputs + bias
-
-
-class SharedNorm(nn.Module):
-    """A layer norm of which each rank applies a copy to its own tokens."""
-
-    def __init__(self, whole: nn.LayerNorm, group: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(whole.weight.detach().clone())
-        self.bias = None
-        if whole.bias is not None:
-            self.bias = nn.Parameter(whole.bias.detach().clone())
-        self._eps, self._group = whole.eps, group
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(batch, tokens / k, width) to the same."""
-        weight = conjugate.copied(self.weight, self._group)
-        bias = None if self.bias is None else conjugate.copied(self.bias, self._group)
-        return functional.layer_norm(inputs, weight.shape, weight, bias, self._eps)
-
-
-def _before(module: nn.Module, function: _Collective) -> None:
-    module.register_forward_pre_hook(lambda _, inputs: (function(inputs[0]),))
+from ringcoll.training.split.layers import Collective, ColumnLinear, RowLinear, before
+from ringcoll.training.split.sequence import keep_own_tokens
 
 
 def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = False) -> nn.Module:
@@ -134,8 +52,8 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
         Whether activations between the split layers are split by tokens; for a `Transformer`.
     """
     size = as_group(group).size()
-    enter: _Collective = partial(conjugate.copied, group=group)
-    leave: _Collective = partial(conjugate.reduced, group=group)
+    enter: Collective = partial(conjugate.copied, group=group)
+    leave: Collective = partial(conjugate.reduced, group=group)
     if isinstance(model, nn.Sequential):
         children = model.named_children()
         linear = [(name, layer) for name, layer in children if isinstance(layer, nn.Linear)]
@@ -143,7 +61,7 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
         for (wide, column), (narrow, row) in zip(linear[::2], linear[1::2], strict=False):
             pieces[wide] = ColumnLinear(column, group)
             pieces[narrow] = RowLinear(row, group, leave)
-            _before(pieces[wide], enter)
+            before(pieces[wide], enter)
         for name, layer in pieces.items():
             setattr(model, name, layer)
         return model
@@ -156,21 +74,15 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
     if sequence:
         enter = partial(conjugate.gathered_to_add, group=group)
         leave = partial(conjugate.reduced_and_split, group=group)
-        model.embedding.register_forward_hook(
-            lambda _, inputs, output: conjugate.split(output, group, 1)
-        )
-        _before(model.head.scores, partial(conjugate.gathered, group=group, dim=1))
+        keep_own_tokens(model, group)
     for module in list(model.modules()):
         if isinstance(module, Attention):
             for name in ("query", "key", "value"):
                 setattr(module, name, ColumnLinear(getattr(module, name), group))
             module.output = RowLinear(module.output, group, leave, share=sequence)  # type: ignore[assignment]
-            _before(module, enter)
+            before(module, enter)
         elif isinstance(module, Perceptron):
             module.widen = ColumnLinear(module.widen, group)  # type: ignore[assignment]
             module.narrow = RowLinear(module.narrow, group, leave, share=sequence)  # type: ignore[assignment]
-            _before(module, enter)
-        for name, child in list(module.named_children()):
-            if sequence and isinstance(child, nn.LayerNorm) and child.elementwise_affine:
-                setattr(module, name, SharedNorm(child, group))
+            before(module, enter)
     return model
