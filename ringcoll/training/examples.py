@@ -105,6 +105,18 @@ def text_examples(context: int, num_train: int = 1024, num_test: int = 128) -> E
     return Examples(*train, *test)
 
 
+def batches_of_all(num_samples: int, batch: int, seed: int, world_size: int) -> Tensor:
+    """Choose the samples of all ranks in an epoch: indices, (steps, ranks, batch).
+
+    All ranks have equally many samples, no sample is on two ranks, and a remainder is left out.
+    """
+    steps = num_samples // (batch * world_size)
+    require(steps > 0, "batch", "a step of all ranks needs more samples than there are",
+            f"at most {num_samples // world_size}", batch)  # fmt: skip
+    order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return order[: steps * world_size * batch].view(steps, world_size, batch)
+
+
 def batches(num_samples: int, batch: int, seed: int, rank: int, world_size: int) -> Tensor:
     """Choose the samples that a rank sees in an epoch: indices, (steps, batch).
 
@@ -119,8 +131,4 @@ def batches(num_samples: int, batch: int, seed: int, rank: int, world_size: int)
     seed
         Seed of the order; another one for each epoch.
     """
-    steps = num_samples // (batch * world_size)
-    require(steps > 0, "batch", "a step of all ranks needs more samples than there are",
-            f"at most {num_samples // world_size}", batch)  # fmt: skip
-    order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed), device="cpu")
-    return order[: steps * world_size * batch].view(steps, world_size, batch)[:, rank]
+    return batches_of_all(num_samples, batch, seed, world_size)[:, rank]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ringcoll.training.arguments import LAYERS, LEARNING_RATES, MODELS, require
-from ringcoll.training.examples import Examples, batches, load_digits, text_examples
+from ringcoll.training.examples import Examples, batches_of_all, load_digits, text_examples
 from ringcoll.training.models import Transformer, TransformerShape, mlp
 
 _MOMENTUM = 0.9
@@ -83,9 +83,10 @@ class Task:
             return Transformer(self.shape, self.seed)
 
     def epoch(self, number: int, world_size: int) -> Tensor:
-        """The batches of an epoch: samples of all ranks, (steps, batch * ranks)."""
+        """The samples of all ranks in an epoch: indices, (steps, ranks * batch)."""
         num_samples = len(self.examples.train_inputs)
-        return batches(num_samples, self.batch * world_size, self.seed + 1000 * number, 0, 1)
+        seed = self.seed + 1000 * number
+        return batches_of_all(num_samples, self.batch, seed, world_size).flatten(1)
 
     def make_optimizer(
         self, params: Iterable[Tensor], lr: float | None = None

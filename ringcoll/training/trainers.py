@@ -183,8 +183,8 @@ def find_trainer(name: str) -> tuple[TrainerEntry, str]:
 def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) -> None:
     """Raise `ArgumentError` unless a trainer can train a task on so many ranks.
 
-    It may need another model or optimizer, be unable to split the model or the batch, or be unable
-    to average gradients natively.
+    It may need another model or optimizer or more samples, be unable to split the model or the
+    batch, or be unable to average gradients natively.
     """
     entry, option = find_trainer(name)
     for argument in ("model", "optimizer"):
@@ -192,6 +192,7 @@ def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) 
         require(needed in (None, chosen), argument, f"{name} needs another", needed, chosen)
     can_run = gradients.algorithm is not None or name == "torch-ddp"
     require(can_run, "algorithm", f"{name} does not average natively", "an algorithm", None)
+    task.epoch(0, world_size)  # raises if there are too few samples for a step
     entry.check(task, option, world_size)
 
 
