@@ -7,6 +7,7 @@ from .data.bucketed import StepReport as StepReport
 from .data.buckets import assign_buckets as assign_buckets
 from .data.hooks import HookOptions as HookOptions
 from .data.hooks import all_reduce_hook as all_reduce_hook
+from .data.hooks import data_parallel as data_parallel
 from .examples import Examples as Examples
 from .examples import Text as Text
 from .examples import batches as batches
@@ -29,6 +30,7 @@ from .messages import tie as tie
 from .messages import waiting as waiting
 from .model_on_ranks import check_finite as check_finite
 from .model_on_ranks import check_same as check_same
+from .model_on_ranks import storage_nbytes as storage_nbytes
 from .model_on_ranks import whole_parameters as whole_parameters
 from .models import Transformer as Transformer
 from .models import TransformerShape as TransformerShape
@@ -48,10 +50,9 @@ from .pipeline.pipeline_schedule import peak_activations as peak_activations
 from .pipeline.pipeline_schedule import timed_actions as timed_actions
 from .pipeline.runner import Pipeline as Pipeline
 from .pipeline.runner import PipelineReport as PipelineReport
-from .sharded.model_states import ModelStates as ModelStates
-from .sharded.model_states import model_state_bytes as model_state_bytes
-from .sharded.model_states import storage_nbytes as storage_nbytes
+from .sharded.optimizer import ModelStates as ModelStates
 from .sharded.optimizer import ShardedAdamW as ShardedAdamW
+from .sharded.optimizer import model_state_bytes as model_state_bytes
 from .split import conjugate as conjugate
 from .split.context import context_parallel as context_parallel
 from .split.context import places as places

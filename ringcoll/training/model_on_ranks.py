@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -128,6 +128,12 @@ def views_of(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(like.shape) for piece, like in zip(pieces, likes, strict=True)]
 
 
+def storage_nbytes(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of the memory of tensors; memory that several tensors share is counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 class FlatParameters:
     """The parameters of a module that need gradients, end to end; of one dtype, on one device.
 
@@ -183,7 +189,7 @@ def whole_parameters(
     """
     whole = {}
     for name, like in shapes.items():
-        # The extremes over the ranks are what some rank holds: infinities are beyond any number.
+        # Where a rank holds nothing it has infinities, which no number exceeds.
         bounds = [torch.full_like(like, end, requires_grad=False) for end in (-math.inf, math.inf)]
         for bound, op in zip(bounds, (dist.ReduceOp.MAX, dist.ReduceOp.MIN), strict=True):
             if name in held:

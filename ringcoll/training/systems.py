@@ -25,12 +25,11 @@ from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
 from ringcoll.training.free.gossip import Gossip
 from ringcoll.training.free.local_sgd import LocalSGD
 from ringcoll.training.free.server import SERVER, ParameterServer, ServerWorker
-from ringcoll.training.model_on_ranks import whole_parameters
+from ringcoll.training.model_on_ranks import storage_nbytes, whole_parameters
 from ringcoll.training.models import Transformer, next_token_loss, stages
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
-from ringcoll.training.sharded.model_states import ModelStates, storage_nbytes
-from ringcoll.training.sharded.optimizer import ShardedAdamW
+from ringcoll.training.sharded.optimizer import ModelStates, ShardedAdamW
 from ringcoll.training.split.context import context_parallel
 from ringcoll.training.split.mesh import Mesh, ParallelTransformer
 from ringcoll.training.split.tensor import tensor_parallel

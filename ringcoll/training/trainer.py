@@ -25,9 +25,9 @@ from torch.func import functional_call
 from ringcoll.runtime.collectives import bytes_sent
 from ringcoll.runtime.watch import phase
 from ringcoll.training.arguments import require
-from ringcoll.training.model_on_ranks import check_same
+from ringcoll.training.model_on_ranks import check_same, storage_nbytes
 from ringcoll.training.models import next_token_loss
-from ringcoll.training.sharded.model_states import ModelStates, storage_nbytes
+from ringcoll.training.sharded.optimizer import ModelStates
 from ringcoll.training.task import Task
 
 
@@ -77,7 +77,7 @@ class Trainer:
         self.peak: ModelStates | None = None
         self.optimizer: Any = None  # made of the parameters at last, unless the system makes one
 
-        # What a system may replace, in the order of a step.
+        # Functions that a system may replace, in the order of a step.
         self.model: Callable[[Tensor], Tensor] = self.module
         # Train on batches of all ranks, indices of samples; yield this rank's loss of each step.
         self.steps: Callable[[Iterable[Tensor]], Iterator[Tensor]] = self.all_steps
@@ -90,7 +90,7 @@ class Trainer:
         # Do the optimizer's step, and what follows it.
         self.update: Callable[[], object] = lambda: self.optimizer.step()  # noqa: PLW0108
 
-        # What it holds, has sent, and has waited for.
+        # Functions that measure, and the end.
         self.memory: Callable[[], ModelStates] = self.states  # bytes that this rank holds
         # The parameters of the model by name, whole; all ranks call it.
         self.whole: Callable[[], dict[str, Tensor]] = lambda: {

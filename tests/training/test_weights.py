@@ -24,6 +24,7 @@ from ringcoll.training import (
     check_same,
 )
 from ringcoll.training.data import buckets
+from ringcoll.training.data.averages import Weighing
 from tests.cases.effort import effort
 from tests.programs import training
 from tests.training.reference import far, perceptron, samples
@@ -343,7 +344,7 @@ class TestOneNumberAStep:
     ) -> None:
         begun = []
 
-        class Counted(buckets.Weighing):
+        class Counted(Weighing):
             def __init__(self, weight: float | Tensor, group: Any) -> None:
                 begun.append((group.rank(), float(weight)))
                 super().__init__(weight, group)

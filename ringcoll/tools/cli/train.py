@@ -156,43 +156,18 @@ _ROUNDING = 2**-23  # of float32
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The training of one contender.
-
-    Parameters
-    ----------
-    epochs
-        The reports, an epoch each.
-    start_loss
-        Loss on the test set before the first step.
-    steps_s
-        Time of each step, in seconds, on the slowest rank.
-    nbytes_sent
-        Bytes that the rank that sends most has sent in a step, on average.
-    memory
-        Bytes of the rank that holds most; ``None`` if there were fewer than two steps.
-    overlap
-        Share of the communication that is hidden behind backward, median over rank 0's
-        steps; ``None`` if it cannot be measured.
-    bubble
-        Share of a step in which a rank waits for other stages, on average over ranks, median over
-        steps; ``None`` if there are no stages.
-    between_ranks
-        Largest absolute difference of a parameter between two ranks, at the end.
-    first, end
-        The parameters after the first step, and at the end; ``first`` is ``None`` if the ranks do
-        not hold one model then.
-    """
+    """The training of one contender; ``None`` for a number that there is not."""
 
     contender: Contender
     epochs: tuple[Epoch, ...]
-    start_loss: float
-    steps_s: tuple[float, ...]
-    nbytes_sent: int
-    memory: ModelStates | None
-    overlap: float | None
-    bubble: float | None
-    between_ranks: float
-    first: Comparison | None
+    start_loss: float  # on the test set, before the first step
+    steps_s: tuple[float, ...]  # the time of each step, on the slowest rank
+    nbytes_sent: int  # in a step, on average, by the rank that sends most
+    memory: ModelStates | None  # of the rank that holds most; needs two steps
+    overlap: float | None  # communication hidden behind backward: median over rank 0's steps
+    bubble: float | None  # wait for other stages: mean over ranks, median over steps
+    between_ranks: float  # largest difference of a parameter between two ranks, at the end
+    first: Comparison | None  # after the first step, if the ranks hold one model then
     end: Comparison
 
     @cached_property

@@ -80,7 +80,7 @@ def honour_device_maps(name: str) -> None:
         _check(backend, own, others)
         _asked.devices, _asked.is_mixed, _asked.group = own, bool(others), None
         if others:
-            from ringcoll.training.backend.c10d import Options
+            from ringcoll.training.backend.options import Options
 
             options = call.arguments.get("backend_options")
             _asked.options = options if isinstance(options, Options) else None

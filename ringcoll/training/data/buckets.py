@@ -115,8 +115,8 @@ class BucketsInOrder:
     def _watch(self, buckets: Sequence[Any], arrived: Callable[[int, int, Tensor], None]) -> None:
         """Let backward call a function with the places of each gradient that it has computed.
 
-        What the function holds lasts: Python does not look into torch's hooks for what nobody else
-        holds.
+        The hooks keep all objects that the function refers to: Python does not find cycles of
+        references through torch's hooks.
         """
         self._buckets = buckets
         self._begin_step()

@@ -2,8 +2,7 @@
 
 ===================  ==========================================================================
 `pipeline_schedule`  the orders of a pipeline as data: GPipe and 1F1B, a drawing; pure: no torch
-`runner`             runs a schedule, action by action
-`agreement`          what the ranks agree on before they compute
+`runner`             runs a schedule on which the ranks agree
 `mailbox`            activations and gradients between neighbouring stages
 ===================  ==========================================================================
 """

@@ -16,7 +16,9 @@ runs it::
 
 Cost of a step: for each micro-batch and each pair of neighbouring stages, an activation and its
 gradient, sent while the ranks compute; an all-gather of 24 bytes per rank, by which the ranks agree
-on the shapes; a broadcast of the loss; the gradient of a tied matrix in each direction.
+on the shapes; a broadcast of the loss; the gradient of a tied matrix in each direction. A rank that
+raised alone would leave the others waiting. So each rank tells all others what it has, and if the
+arguments of a rank are wrong, every rank raises.
 
 Assumptions: a stage takes one tensor and returns one tensor of floating-point numbers, of the same
 shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.
@@ -28,6 +30,7 @@ Source: the papers of `ringcoll.training.pipeline.pipeline_schedule`.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,14 +38,68 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringcoll.errors import ArgumentError
 from ringcoll.runtime.collectives import as_group
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.watch import phase
 from ringcoll.training.arguments import require
 from ringcoll.training.messages import tie
-from ringcoll.training.pipeline.agreement import agree_on_batch, agree_on_schedule, parameters_of
+from ringcoll.training.model_on_ranks import check_alike, gathered
 from ringcoll.training.pipeline.mailbox import Mailbox
 from ringcoll.training.pipeline.pipeline_schedule import Action, Kind, PipelineSchedule
+
+
+def _agree_on_schedule(
+    schedule: PipelineSchedule, stage: object, group: Any, device: torch.device
+) -> None:
+    """Raise, on all ranks, if a rank's schedule or stage is wrong, or the schedules differ."""
+    error, rank, size = None, group.rank(), group.size()
+    try:
+        require(schedule.world_size == size, "schedule",
+                "the number of ranks is wrong", size, schedule.world_size, rank)  # fmt: skip
+        require(isinstance(stage, nn.Module), "stage", f"stage {rank} is no module",
+                "a module", f"a {type(stage).__name__}", rank)  # fmt: skip
+        require(bool(_parameters(stage)), "stage", f"stage {rank} has no layers",
+                "a module with parameters", stage, rank)  # fmt: skip
+    except ArgumentError as raised:
+        error = raised
+    own = [str(schedule), None if error is None else str(error)]
+    schedules, failures = zip(*gathered(own, group, device), strict=True)
+    if error is not None:
+        raise error
+    for peer, failure in enumerate(failures):
+        if failure is not None:
+            raise ArgumentError(f"rank {peer} cannot take part: {failure}", rank=rank)
+    check_alike([text.split("\n") for text in schedules], "schedule", "schedule", rank)
+
+
+def _parameters(stage: object) -> list[nn.Parameter]:
+    """The parameters of a stage; none of what is no module."""
+    return list(stage.parameters()) if isinstance(stage, nn.Module) else []
+
+
+def _agree_on_batch(
+    inputs: Tensor | None,
+    targets: Tensor | None,
+    schedule: PipelineSchedule,
+    group: Any,
+    device: torch.device,
+) -> int:
+    """Raise, on all ranks, if the batch cannot be used; return a hash of its shape and dtype."""
+    layout = "" if inputs is None else f"{inputs.dtype} {tuple(inputs.shape)}"
+    lengths = [0 if item is None or not item.ndim else len(item) for item in (inputs, targets)]
+    own = torch.tensor([*lengths, zlib.crc32(layout.encode())], device=device)
+    table = own.new_empty(group.size() * own.numel())
+    api.all_gather_single(table, own, group)
+    rows = table.view(-1, own.numel()).tolist()
+    num_inputs, _, layout_hash = rows[0]  # of the first stage; the targets of the last one
+    num_targets = rows[-1][1]
+    m, wrong, rank = schedule.num_microbatches, "the number of samples is wrong", group.rank()
+    require(num_inputs > 0 and num_inputs % m == 0, "inputs", wrong,
+            f"a positive multiple of {m} micro-batches", num_inputs, rank)  # fmt: skip
+    require(num_targets == num_inputs, "targets", wrong,
+            f"{num_inputs}, as many as inputs", num_targets, rank)  # fmt: skip
+    return int(layout_hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +158,9 @@ class Pipeline:
         self.group = as_group(group)
         self.rank = self.group.rank()
         self.stage, self.loss, self.schedule = stage, loss, schedule
-        params = parameters_of(stage)
+        params = _parameters(stage)
         self._device = params[0].device if params else torch.device("cpu")
-        agree_on_schedule(schedule, stage, self.group, self._device)
+        _agree_on_schedule(schedule, stage, self.group, self._device)
         self._mailbox = Mailbox(schedule, self.group, self._device)
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by micro-batch: input and result
         self._layout: int | None = None  # hash of the inputs' layout in the step before
@@ -135,7 +192,7 @@ class Pipeline:
             (batch, ...); only the last stage's rank reads them. What is not read may be ``None``.
         """
         begin_s = time.perf_counter()
-        layout = agree_on_batch(inputs, targets, self.schedule, self.group, self._device)
+        layout = _agree_on_batch(inputs, targets, self.schedule, self.group, self._device)
         peak, num_microbatches = 0, self.schedule.num_microbatches
         if inputs is not None and self.rank == 0:
             self._inputs = inputs.chunk(num_microbatches)

@@ -1,7 +1,7 @@
 """Membership: the ranks that are left agree after a death, and others join.
 
-`ringcoll.training.resilient.succession` has the rules. Here is what carries them: each member has a
-*mailbox*, in which the kernel keeps the others' records while the member does something else, is
+`ringcoll.training.resilient.succession` has the rules; this file has the messages. Each member has
+a *mailbox*, in which the kernel keeps the others' records while the member does something else, is
 stopped, or is slow; and a *door*, a store of its own, at which the members of a view meet if it is
 the first of them. So no store is needed that may die with its process.
 
@@ -9,8 +9,8 @@ On one host, a member has ended if its process has, which is certain; of another
 it (`ringcoll.runtime.machine.lines`). A member that leaves says so, and closes its mailbox.
 
 A wait ends within the time limit. The leader waits for three quarters of the limit for a member
-that lives and does not come; the others wait for seven eighths of it for the leader; what is left
-is for the next one. Only time counts in which the member itself was awake.
+that lives and does not come; the others wait for seven eighths of it for the leader; the rest of
+the limit is for the next leader. Only time counts in which the member itself was awake.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Door:
 
     @property
     def is_connecting(self) -> bool:
-        """Whether it is not known yet who listens there."""
+        """Whether the connection is still being made."""
         return not self._store.done()
 
     def store(self, limit_s: float = _REACH_S) -> dist.Store:
@@ -100,7 +100,7 @@ class _Door:
 
 
 def _mail(message: Any) -> tuple[Member, Record | None]:
-    """Who sends a message, and its record; ``None`` if it wants to join."""
+    """The sender of a message, and its record; ``None`` if the sender wants to join."""
     sender, record = message
     return Member.of(sender), None if record is None else Record.of(record)
 
@@ -122,11 +122,11 @@ class Membership:
         self.own = Member(name, host, self.door.port, self._mailbox.port, process)
         self.record = Record(View(0, 0, (self.own,)), 0)
         self._heard: dict[Member, Record] = {}
-        self._fresh: set[Member] = set()  # those of whom records were heard since the last step
+        self._fresh: set[Member] = set()  # members whose records came since the last step
         self._gone: set[Member] = set()
-        self._looked_s = 0.0  # when it was looked last who has ended
+        self._looked_s = 0.0  # time of the last look at the members' processes
         self._wants: dict[Member, None] = {}
-        self._outside: set[Member] = set()  # those of a group that was asked to take this member in
+        self._outside: set[Member] = set()  # members of the group that this process asks to join
         self._has_left = False
 
     @property
@@ -166,7 +166,7 @@ class Membership:
         return any((heard.view.epoch, heard.ballot) >= begun_by for heard in self._heard.values())
 
     def leave(self) -> None:
-        """Say that this member has left, and close its mailbox."""
+        """Tell the others that this member has left, and close its mailbox."""
         if self._has_left or os.getpid() != self.own.process.pid:
             return
         self._has_left = True
@@ -192,19 +192,9 @@ class Membership:
     def change(self, done: int, newcomers: Iterable[Member], limit_s: float) -> View:
         """Agree with all members that are left on the next epoch; all of them call this.
 
-        Parameters
-        ----------
-        done
-            Number of operations that this member has seen complete.
-        newcomers
-            Members that it takes in, if it leads.
-        limit_s
-            Time limit, in seconds.
-
-        Raises
-        ------
-        GroupBrokenError
-            The others went on without this member, or may have.
+        ``done`` is the number of operations that this member has seen complete; if it leads, it
+        takes ``newcomers`` in. `GroupBrokenError` is raised if the others may have gone on without
+        this member.
         """
         before = self.view
         self.record = self.record._replace(done=done)
@@ -212,7 +202,7 @@ class Membership:
         awake_s, seen_s, self._looked_s = 0.0, time.monotonic(), 0.0
         late_s = limit_s
         while True:
-            # Before the mailbox is read: all that the dead have sent is in it.
+            # Before the mailbox is read: it then has all messages of the members that have ended.
             self._look(before.members)
             self._read()
             now_s = time.monotonic()
@@ -241,10 +231,8 @@ class Membership:
     def join(self, host: str, port: int, limit_s: float) -> View:
         """Join the group of the member whose door is at an address.
 
-        Raises
-        ------
-        CollectiveTimeoutError, PeerLostError
-            Its members did not take this process in; none of them can be reached.
+        `CollectiveTimeoutError` is raised if its members did not take this process in in time,
+        `PeerLostError` if none of them can be reached.
         """
         deadline = time.monotonic() + limit_s
         address = f"{host}:{port}"

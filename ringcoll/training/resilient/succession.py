@@ -1,9 +1,9 @@
-"""Which group goes on from a group: the rules, without clocks, processes or messages.
+"""The rules by which one group goes on from a group, without clocks, processes or messages.
 
 Each member has a `Record`, and sends it to others when it changes; a newer record of a member holds
-all that an older one did. What a member does next follows from its own record, those that it has
-heard, and who has surely ended: see `step`. The leader of a *ballot* is the member with the
-ballot's number, modulo the number of members.
+all that an older one did. A member's next record follows from its own record, the records that it
+has heard, and the members that have surely ended: see `step`. The leader of a *ballot* is the
+member with the ballot's number, modulo the number of members.
 
 ================================  ==================================================================
 a member                          does
@@ -64,12 +64,12 @@ class Member(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Where its door is."""
+        """The address of its door."""
         return f"{self.host}:{self.port}"
 
     @property
     def mailbox(self) -> Address:
-        """Where it is told something."""
+        """The address of its mailbox."""
         return self.host, self.mail
 
 

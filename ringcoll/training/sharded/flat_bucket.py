@@ -114,7 +114,7 @@ class FlatBucket(GradientBucket):
         """Give back the memory of the flat tensor; the parameters are NaN until it is gathered."""
         self.wait_for_gather()
         self._show(self.unreadable)  # reading freed memory would end the process
-        # What autograd has saved for backward stays a view of the flat tensor.
+        # A tensor that autograd has saved for backward stays a view of the flat tensor.
         self.flat.untyped_storage().resize_(0)
         self.is_whole = self.is_in_backward = False
 
@@ -124,7 +124,7 @@ class FlatBucket(GradientBucket):
             param.data = tensor
 
     def publish(self) -> None:
-        """Take over what AdamW has computed."""
+        """Take over the parameters that AdamW has computed."""
         if self.master is not self.shard:
             self.shard.copy_(self.master)
         self.is_whole = False

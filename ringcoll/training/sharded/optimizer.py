@@ -66,6 +66,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,10 +74,58 @@ from torch import Tensor, nn
 
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.training.data.buckets import BUCKET_BYTES
-from ringcoll.training.sharded.model_states import ModelStates, storage_nbytes
+from ringcoll.training.model_on_ranks import storage_nbytes
 from ringcoll.training.sharded.sharded_buckets import ShardedBuckets
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """Bytes of what is trained on a rank; the master copy counts as optimizer."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """Bytes of all three."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def model_state_bytes(
+    numel: int,
+    world_size: int,
+    stage: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    mixed: torch.dtype | None = None,
+) -> ModelStates:
+    """Bytes a rank that the ZeRO paper predicts for training with AdamW (its figure 1).
+
+    Parameters
+    ----------
+    numel
+        Number of elements of all parameters together.
+    stage
+        0 for plain data parallelism, or 1, 2, 3.
+    dtype
+        Dtype of the parameters, if ``mixed`` is ``None``.
+    mixed
+        As for `ShardedAdamW`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> [model_state_bytes(1, 4, stage, mixed=torch.bfloat16).total for stage in range(4)]
+    [16.0, 7.0, 5.5, 4.0]
+    """
+    itemsize = (dtype if mixed is None else mixed).itemsize
+    optimizer = 2 * dtype.itemsize if mixed is None else 3 * torch.float32.itemsize
+    ranks = [world_size if stage >= first else 1 for first in (3, 2, 1)]
+    kinds = zip((itemsize, itemsize, optimizer), ranks, strict=True)
+    return ModelStates(*(numel * nbytes / sharing for nbytes, sharing in kinds))
 
 
 class ShardedAdamW(ShardedBuckets):
@@ -232,17 +281,18 @@ class ShardedAdamW(ShardedBuckets):
         """
         buckets, states = self._buckets, self.adamw.state.values()
         masters = [bucket.master for bucket in buckets if bucket.master is not bucket.shard]
-        grads = [grad for bucket in buckets for grad in (bucket.grad, bucket.grad_shard)]
-        own_grads = [param.grad for bucket in buckets for param in bucket.params]
+        grads = [
+            grad for b in buckets for grad in (b.grad, b.grad_shard, *(p.grad for p in b.params))
+        ]
         return ModelStates(
             storage_nbytes(tensor for bucket in buckets for tensor in (bucket.flat, bucket.shard)),
-            storage_nbytes([*own_grads, *grads]),
+            storage_nbytes(grads),
             storage_nbytes([*masters, *(tensor for state in states for tensor in state.values())]),
         )
 
     def _clip_factor(self, max_norm: float) -> float:
         """Factor that shortens the gradients to the largest norm, the same on all ranks."""
-        shards = [bucket.grad_shard for bucket in self._buckets if bucket.grad_shard is not None]
+        shards: list[Any] = [bucket.grad_shard for bucket in self._buckets]
         norms = [torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards]
         square = torch.stack(norms).square().sum()
         api.all_reduce(square, group=self.group)

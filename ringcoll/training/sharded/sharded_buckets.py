@@ -130,7 +130,7 @@ class ShardedBuckets(BucketsInOrder):
             for indices in assign_buckets(params, bucket_bytes, bucket_bytes)
         ]
         ModuleHooks(buckets, stage, module)
-        known = weakref.ref(self)  # who drops the optimizer drops its memory
+        known = weakref.ref(self)  # the hooks do not keep the optimizer's memory
 
         def arrived(number: int, index: int, param: Tensor) -> None:
             if (own := known()) is not None:

@@ -2,8 +2,7 @@
 
 ===========  =================================================================
 `conjugate`  collectives forward, and their transposes backward
-`layers`     linear layers of which each rank holds a piece
-`tensor`     the layers of a model split over the ranks
+`tensor`     layers split over the ranks
 `sequence`   activations between these layers split by tokens
 `context`    sequences split over the ranks: ring attention
 `mesh`       data, pipeline and tensor parallel at once

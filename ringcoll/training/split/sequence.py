@@ -12,7 +12,6 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from torch.nn import functional
 
 from ringcoll.training.models import Transformer
 from ringcoll.training.split import conjugate
-from ringcoll.training.split.layers import before
 
 
 class SharedNorm(nn.Module):
@@ -46,7 +44,9 @@ def keep_own_tokens(model: Transformer, group: Any) -> None:
     model.embedding.register_forward_hook(
         lambda _, inputs, output: conjugate.split(output, group, 1)
     )
-    before(model.head.scores, partial(conjugate.gathered, group=group, dim=1))
+    model.head.scores.register_forward_pre_hook(
+        lambda _, inputs: (conjugate.gathered(inputs[0], group, 1),)
+    )
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.LayerNorm) and child.elementwise_affine:
