@@ -32,7 +32,7 @@ def is_watched() -> bool:
     return _profiler._is_profiler_enabled or bool(_num_modes() or observers)
 
 
-class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs a call in the place of c10d's operator."""
 
     def __init__(self, run: Callable[[], Any]) -> None:
@@ -51,14 +51,14 @@ class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         # The caller gets the call's own work; torch would keep no more of it than this.
         results = [
-            _work_that_is_done() if "Work" in str(result.type) else args[0]
+            _complete_work() if "Work" in str(result.type) else args[0]
             for result in func._schema.returns
         ]
         return results[0] if len(results) == 1 else tuple(results)
 
 
 @functools.cache
-def _work_that_is_done() -> Any:
+def _complete_work() -> Any:
     future: torch.futures.Future[None] = torch.futures.Future()
     future.set_result(None)
     return _c10d._create_work_from_future(future).boxed()
@@ -71,19 +71,20 @@ def observed(
     modes = _get_current_dispatch_mode_stack()
     if any(getattr(mode, "_mode_key", None) is not None for mode in modes):
         return run()  # torch traces with tensors that have no memory: there is no call to see
-    lowest = _Lowest(run)
-    _replace_modes(modes, [lowest, *modes])
+    mode_of_call = _CallMode(run)
+    _replace_modes(modes, [mode_of_call, *modes])
     try:
         result = native(*arguments, **keywords)
     except BaseException as error:
-        if lowest.error is not None:
-            raise lowest.error from None
-        if isinstance(error, TypeError) and not lowest.has_run:
+        if mode_of_call.error is not None:
+            raise mode_of_call.error from None
+        if isinstance(error, TypeError) and not mode_of_call.has_run:
             return run()  # torch lacks this form of the call
         raise
     finally:
-        _replace_modes([lowest, *modes], modes)
-    return lowest.work if lowest.has_run else result  # a mode may have answered by itself
+        _replace_modes([mode_of_call, *modes], modes)
+    # A mode of the user may have answered by itself.
+    return mode_of_call.work if mode_of_call.has_run else result
 
 
 def _replace_modes(before: list[Any], after: list[Any]) -> None:

@@ -109,7 +109,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             collective: self.options.keywords(collective, world_size) for collective in CONTRACTS
         }
         limit_s = timeout.total_seconds()
-        begin = partial(_begun, store, rank, world_size, limit_s)
+        begin = partial(_announce, store, rank, world_size, limit_s)
         self.life, self.lives = answered(store, limit_s, begin)
         self._store = dist.PrefixStore(self.life, store)
         self._issued = 0
@@ -409,7 +409,7 @@ def _names_of(group: weakref.ref[ProcessGroup]) -> Names:
     return groups.names_of(group())
 
 
-def _begun(store: dist.Store, rank: int, world_size: int, limit_s: float) -> tuple[str, Lives]:
+def _announce(store: dist.Store, rank: int, world_size: int, limit_s: float) -> tuple[str, Lives]:
     """The group's `life`, and the lives of its ranks, so that a death before a call is seen."""
     name = life(store, rank, world_size, limit_s)
     lives = Lives(common(store, name), rank, world_size)

@@ -122,11 +122,13 @@ class Membership:
         self.own = Member(name, host, self.door.port, self._mailbox.port, process)
         self.record = Record(View(0, 0, (self.own,)), 0)
         self._heard: dict[Member, Record] = {}
-        self._fresh: set[Member] = set()  # members whose records came since the last step
-        self._gone: set[Member] = set()
-        self._looked_s = 0.0  # time of the last look at the members' processes
-        self._wants: dict[Member, None] = {}
-        self._outside: set[Member] = set()  # members of the group that this process asks to join
+        self._senders: set[Member] = set()  # members whose records came since the last step
+        self._ended: set[Member] = set()
+        self._last_look_s = 0.0  # time of the last look at the members' processes
+        self._applicants: dict[Member, None] = {}
+        self._others_group: set[Member] = (
+            set()
+        )  # members of a group that it asks to join
         self._has_left = False
 
     @property
@@ -174,20 +176,20 @@ class Membership:
             self.door.set("left", "")
         self._mailbox.close()
         self.record = self.record._replace(has_left=True)
-        self._tell({*self.view.members, *self._outside})
+        self._tell({*self.view.members, *self._others_group})
 
     def newcomers(self) -> list[Member]:
         """Processes that want to join, and have told this member."""
         self._read()
         members = self.view.members
-        self._wants = {
+        self._applicants = {
             member: None
-            for member in self._wants
+            for member in self._applicants
             if member not in members
             and not member.process.has_ended()
             and not (member in self._heard and self._heard[member].has_left)
         }
-        return [*self._wants]
+        return [*self._applicants]
 
     def change(self, done: int, newcomers: Iterable[Member], limit_s: float) -> View:
         """Agree with all members that are left on the next epoch; all of them call this.
@@ -199,7 +201,7 @@ class Membership:
         before = self.view
         self.record = self.record._replace(done=done)
         joining = tuple(newcomers)
-        awake_s, seen_s, self._looked_s = 0.0, time.monotonic(), 0.0
+        awake_s, seen_s, self._last_look_s = 0.0, time.monotonic(), 0.0
         late_s = limit_s
         while True:
             # Before the mailbox is read: it then has all messages of the members that have ended.
@@ -209,11 +211,11 @@ class Membership:
             awake_s, seen_s = awake_s + min(now_s - seen_s, _AWAKE * limit_s), now_s
             patience = Patience.OVER if awake_s > limit_s else Patience(awake_s > late_s)
             old = self.record
-            new = step(self.own, old, self._heard, self._gone, patience, joining)
-            if new != old or self._fresh:
+            new = step(self.own, old, self._heard, self._ended, patience, joining)
+            if new != old or self._senders:
                 self.record = new
-                receivers = listeners(self.own, old, new, self._heard, self._fresh)
-                self._fresh.clear()
+                receivers = listeners(self.own, old, new, self._heard, self._senders)
+                self._senders.clear()
                 outside = [member for member in receivers if member not in new.view.members]
                 for members in (outside, set(receivers).difference(outside)):
                     self._tell(members, min(_REACH_S, limit_s / 16))
@@ -242,7 +244,7 @@ class Membership:
             known = door.view()
         except _UNREACHED as error:
             raise PeerLostError(f"no group can be reached at {address}: {error}") from error
-        self._outside = {*known.members}
+        self._others_group = {*known.members}
         doors = {(host, port): door}
         asked: Member | None = None
         look_s = 0.0
@@ -257,7 +259,7 @@ class Membership:
                 continue
             look_s = time.monotonic() + _LOOK_S
             self._look(known.members)
-            leader = next((member for member in known.members if member not in self._gone), None)
+            leader = next((member for member in known.members if member not in self._ended), None)
             if leader is None:
                 raise PeerLostError(f"no member of the group at {address} is left")
             there = leader.host, leader.port
@@ -265,15 +267,15 @@ class Membership:
                 if there not in doors:
                     doors[there] = _Door(*there)
                 if doors[there].has_left():
-                    self._gone.add(leader)
+                    self._ended.add(leader)
                     continue
                 known = doors[there].view()
-                self._outside |= {*known.members}
+                self._others_group |= {*known.members}
                 if known.members[0] == leader != asked:
                     deliver(json.dumps([self.own, None]), [leader.mailbox], _REACH_S)
                     asked = leader
             except ConnectionRefusedError:  # its machine answers, and nobody listens at its door
-                self._gone.add(leader)
+                self._ended.add(leader)
             except _UNREACHED:
                 if there in doors and not doors[there].is_connecting:
                     del doors[there]
@@ -284,21 +286,21 @@ class Membership:
 
     def _look(self, members: Iterable[Member]) -> None:
         """See which members have ended, now and then."""
-        if time.monotonic() - self._looked_s > _LOOK_S:
-            self._gone |= {member for member in members if member.process.has_ended()}
-            self._looked_s = time.monotonic()
+        if time.monotonic() - self._last_look_s > _LOOK_S:
+            self._ended |= {member for member in members if member.process.has_ended()}
+            self._last_look_s = time.monotonic()
 
     def _tell(self, members: Iterable[Member], limit_s: float = _REACH_S) -> None:
         """Send the own record to members that have not ended."""
         receivers = {
             member.mailbox: member
             for member in members
-            if member != self.own and member not in self._gone
+            if member != self.own and member not in self._ended
         }
         for address in deliver(json.dumps([self.own, self.record]), receivers, limit_s):
             # On this host, only the end of a process, or `leave`, closes a mailbox.
             if receivers[address].process.place == place():
-                self._gone.add(receivers[address])
+                self._ended.add(receivers[address])
 
     def _read(self) -> None:
         """Read the mailbox."""
@@ -309,10 +311,10 @@ class Membership:
                 _log.warning("a message in the mailbox of a resilient group: %s", error)
                 continue
             if record is None:
-                self._wants[sender] = None
+                self._applicants[sender] = None
             elif self._concerns(sender, record):
                 self._heard[sender] = record
-                self._fresh.add(sender)
+                self._senders.add(sender)
 
     def _concerns(self, sender: Member, record: Record) -> bool:
         """Whether a record concerns this member, and is no older than the one that is known."""
@@ -321,6 +323,6 @@ class Membership:
             return False
         return (
             sender in self.view.members
-            or sender in self._wants
+            or sender in self._applicants
             or (sender in record.view.members and self.own in record.view.members)
         )
