@@ -106,10 +106,7 @@ def text_examples(context: int, num_train: int = 1024, num_test: int = 128) -> E
 
 
 def batches_of_all(num_samples: int, batch: int, seed: int, world_size: int) -> Tensor:
-    """Choose the samples of all ranks in an epoch: indices, (steps, ranks, batch).
-
-    All ranks have equally many samples, no sample is on two ranks, and a remainder is left out.
-    """
+    """The `batches` of all ranks: indices, (steps, ranks, batch)."""
     steps = num_samples // (batch * world_size)
     require(steps > 0, "batch", "a step of all ranks needs more samples than there are",
             f"at most {num_samples // world_size}", batch)  # fmt: skip

@@ -400,15 +400,16 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def _trainers(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[str, TrainerEntry]:
+) -> tuple[str, ...]:
     """Read names that are separated by commas, or by repeating the option."""
     names = options.names_in(",".join(values))
-    try:
-        return {name: find_trainer(name)[0] for name in names}
-    except ArgumentError as error:
-        raise click.BadParameter(
-            f"{error.got!r} is none of {error.expected}{nearest(error)}"
-        ) from error
+    for name in names:
+        try:
+            find_trainer(name)
+        except ArgumentError as error:
+            text = f"{error.got!r} is none of {error.expected}{nearest(error)}"
+            raise click.BadParameter(text) from error
+    return tuple(dict.fromkeys(names))
 
 
 def _taking(what: str) -> str:
@@ -479,7 +480,7 @@ def _taking(what: str) -> str:
 def train(
     ctx: click.Context,
     /,
-    trainers: dict[str, TrainerEntry],
+    trainers: tuple[str, ...],
     names: str,
     backend: str,
     ranks: int | None,
@@ -511,7 +512,9 @@ def train(
     if NATIVE in algorithms and names.strip() != "all":
         raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
     task = usual_task(trainers, **{name: settings.pop(name) for name in _TASK_SETTINGS})
-    contenders = tuple(_contenders(trainers, algorithms, backend))
+    contenders = tuple(
+        contender for trainer in trainers for contender in _contenders(trainer, algorithms, backend)
+    )
     request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
     for contender in contenders:  # before ranks are started
         check_trainer(contender.trainer, task, world_size, request.gradients(contender))
@@ -557,16 +560,12 @@ def train(
         ctx.exit(1)
 
 
-def _contenders(
-    trainers: dict[str, TrainerEntry], names: tuple[str, ...], backend: str
-) -> Iterator[Contender]:
-    for trainer, entry in trainers.items():
-        if trainer == "torch-ddp" and backend == "gloo":
-            yield NATIVE_TRAINER
-        elif not entry.takes_algorithm:
-            yield Contender(trainer, "auto")
-        else:
-            yield from (Contender(trainer, name) for name in names if name != NATIVE)
+def _contenders(trainer: str, algorithms: tuple[str, ...], backend: str) -> list[Contender]:
+    if trainer == "torch-ddp" and backend == "gloo":
+        return [NATIVE_TRAINER]
+    if not find_trainer(trainer)[0].takes_algorithm:
+        return [Contender(trainer, "auto")]
+    return [Contender(trainer, name) for name in algorithms if name != NATIVE]
 
 
 def _announce(request: TrainingRequest, facts: dict[str, Any]) -> None:

@@ -1,11 +1,4 @@
-"""Data parallel: the averages of the ranks' gradients.
-
-==========  ==================================================================
-`averages`  averages parameter by parameter, after backward
-`buckets`   gradients in flat tensors, which leave in the same order on all ranks
-`bucketed`  averages in buckets, during backward
-`hooks`     averages inside torch's DistributedDataParallel
-==========  ==================================================================
+"""Averages of gradients: `averages` after backward, `bucketed` during it, `hooks` in torch's DDP.
 
 `ringcoll.ddp` is this folder, with the samples of each rank from `ringcoll.training.examples`.
 """

@@ -1,17 +1,11 @@
 """Averages of gradients over the ranks, parameter by parameter: to be read, and to be used.
 
 Problem: k ranks hold the same model, and each rank computes gradients on data of its own. A
-training step on all of the data needs the average of the gradients on every rank. Three ways:
+training step on all of the data needs the average of the gradients on every rank.
 
-`average_gradients`
-    An all-reduce for each parameter, after backward. A loop of three lines; it pays the latency
-    of a message for each parameter, and the network rests during backward.
-`BucketedDataParallel`
-    Gradients are collected in *buckets*. The all-reduce of a bucket starts as soon as its last
-    gradient has arrived, while backward goes on with the layers before it.
-`all_reduce_hook`
-    Buckets by torch's own ``DistributedDataParallel``, which calls ringcoll in place of its
-    native all-reduce.
+`average_gradients` is an all-reduce for each parameter, after backward: a loop of three lines. It
+pays the latency of a message for each parameter, and the network rests during backward.
+`ringcoll.training.data.bucketed` and `ringcoll.training.data.hooks` send while backward goes on.
 
 Every rank gets the same averages to the last bit, so the models stay the same.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +27,6 @@ _Completion = Callable[[], None]  # waits until a message is complete
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # their index is sent
 _MOST_DIMENSIONS = 8
-
-
-class _Pending(NamedTuple):
-    """A send that may be incomplete, and the place of the action that receives it."""
-
-    peer: int
-    place: int
-    wait: _Completion
 
 
 class Mailbox:
@@ -60,7 +52,10 @@ class Mailbox:
         if has_new_shapes:
             self._layouts.clear()
         self._posted: dict[Action, tuple[Tensor, _Completion]] = {}
-        self._pending: list[_Pending] = []
+        # Sends that may be incomplete: by neighbour, with the place of the action that receives.
+        self._pending: dict[int, deque[tuple[int, _Completion]]] = {
+            peer: deque() for peer in self._places
+        }
         # By neighbour: the actions that need its messages, in the order in which it sends.
         self._incoming: dict[int, deque[Action]] = {peer: deque() for peer in self._places}
         for action in self._program:
@@ -92,7 +87,7 @@ class Mailbox:
         self.nbytes_sent += tensor.nbytes
         place = self._places[peer][receiver]
         for message, tag in messages:
-            self._pending.append(_Pending(peer, place, self._messages.send(message, peer, tag)))
+            self._pending[peer].append((place, self._messages.send(message, peer, tag)))
 
     def take(self, action: Action) -> Tensor | None:
         """Wait for what an action needs, if anything, and post the next receive from that peer."""
@@ -105,19 +100,22 @@ class Mailbox:
             self._post(peer)
         tensor, wait = self._posted.pop(action)
         wait()
-        place = self._places[peer][sender]
-        for item in [item for item in self._pending if item.peer == peer and item.place <= place]:
-            item.wait()
-            self._pending.remove(item)
+        self._complete(peer, self._places[peer][sender])
         self.waited_s += time.perf_counter() - begin_s
         self._post_early(peer)
         return tensor
 
     def finish(self) -> None:
         """Wait for all sends."""
-        for item in self._pending:
-            item.wait()
-        self._pending.clear()
+        for peer, places in self._places.items():
+            self._complete(peer, len(places))
+
+    def _complete(self, peer: int, last: int) -> None:
+        """Wait for the sends to a peer whose actions there have at most a place."""
+        sends = self._pending[peer]
+        while sends and sends[0][0] <= last:  # both ranks take micro-batches in the same order
+            _, wait = sends.popleft()
+            wait()
 
     def _post_early(self, peer: int) -> None:
         """Post the next receive from a peer, if there is another and its shape is known."""

@@ -126,9 +126,7 @@ class Membership:
         self._ended: set[Member] = set()
         self._last_look_s = 0.0  # time of the last look at the members' processes
         self._applicants: dict[Member, None] = {}
-        self._others_group: set[Member] = (
-            set()
-        )  # members of a group that it asks to join
+        self._others_group: set[Member] = set()  # members of a group that it asks to join
         self._has_left = False
 
     @property

@@ -53,8 +53,7 @@ Assumptions:
   all of them. Code that reads parameters elsewhere calls `ShardedAdamW.gather` first.
 - In stage 3 all ranks call the same modules in the same order, since a call may gather; otherwise
   `MismatchError` is raised. In stages 1 and 2 a rank may leave out modules.
-- A parameter without a gradient takes part with zeros, so that AdamW decays it;
-  ``torch.optim.AdamW`` passes over it.
+- A parameter without a gradient counts as zeros, and decays; ``torch.optim.AdamW`` passes over it.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 SC 2020 (stages, bytes, figure 1); Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded
