@@ -265,7 +265,7 @@ def test_what_does_not_concern_a_member_is_not_kept() -> None:
     assert member._concerns(stranger, with_member)
     assert not member._concerns(stranger, Record(View(5, 0, (stranger, other.own)), 0))
     assert not member._concerns(stranger, Record(View(5, 0, (other.own, member.own)), 0))
-    member._wants[stranger] = None
+    member._applicants[stranger] = None
     assert member._concerns(stranger, Record(View(5, 0, (stranger, other.own)), 0))
     assert member._concerns(other.own, Record(View(5, 0, (other.own,)), 0))
     member._heard[other.own] = new = Record(View(1, 0, (other.own,)), 0, 3)
