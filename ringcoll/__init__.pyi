@@ -43,7 +43,7 @@ from .runtime.transport.faulty import Faults as Faults
 from .runtime.transport.shared.tensors import empty_shared as empty_shared
 from .tools.bench.network import probe as probe
 from .tools.tracing import trace as trace
-from .training.backend.c10d import Options as Options
+from .training.backend.options import Options as Options
 
 __version__: str
 ddp = ringcoll.training.data

@@ -70,11 +70,10 @@ ONLY = {
     # modules whose name is made while the program runs
     "import_module(variable)": {
         *("__init__", "tools/cli/app", "runtime/transport/catalogue", "runtime/user_files/algorithms", "tools/testing/pool"),
-        "training/trainers",  # its own table of the package's modules
     },
     # doors: a stub of the package lists the names and their modules
     "lazy_loader": {
-        *("_package", "training/pipeline/__init__", "training/split/__init__"),
+        "_package",
         *(
             f"{room.replace('.', '/')}/__init__"
             for room in DOORS.keys()

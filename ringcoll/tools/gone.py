@@ -61,7 +61,26 @@ _GONE = {
     "schedules.algorithms.pairwise": "ringcoll.schedules.algorithms.direct",
     "schedules.algorithms.swing": "ringcoll.schedules.algorithms.exchanges",
     "tools.bench.comparison_records": "csv_records has speed_against_native and best_of_the_rest",
+    **{
+        f"tools.bench.{name}": f"ringcoll.tools.cli.train.{name}"
+        for name in (
+            "NATIVE_TRAINER",
+            "WIRE_NAMES",
+            "Comparison",
+            "Contender",
+            "Epoch",
+            "TrainingRequest",
+            "TrainingResult",
+            "loss_curves",
+            "train_on_rank",
+        )
+    },
+    "tools.bench.BUCKET_BYTES": "a TrainingRequest of ringcoll.tools.cli.train has it",
+    "tools.bench.EPOCHS": "a TrainingRequest of ringcoll.tools.cli.train has it",
+    "tools.bench.check_fit": "call ringcoll.training.check_trainer for each contender",
+    "tools.bench.draw_losses": "draw ringcoll.tools.cli.train.loss_curves into a figure",
     "tools.bench.peers": "the comparison with MPI is benchmarks/peers.py of the source tree",
+    "tools.bench.tolerances": "TrainingResult of ringcoll.tools.cli.train has tolerances",
     "tools.tracing.phase": "ringcoll.training.phase",
     "tools.tracing.waiting": "ringcoll.training.waiting",
     "training.CompressedBuckets": _HOOKS,

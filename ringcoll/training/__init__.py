@@ -6,8 +6,10 @@
 ----------------  ------------------------------------------------------------------------------
 What is trained
 ------------------------------------------------------------------------------------------------
-`names`           names of models, optimizers and other choices; without torch
-`task`            models, their data, and a task: a model, its data, and how it learns
+`arguments`       names of models, optimizers and other choices; without torch
+`models`          a perceptron and a transformer
+`examples`        their data: digits, and a text
+`task`            a task: a model, its data, and how it learns
 `model_on_ranks`  the model that several ranks hold: compared, laid end to end, put together
 `messages`        messages between two ranks, and from several ranks as they come
 ----------------  ------------------------------------------------------------------------------
@@ -21,8 +23,9 @@ Systems
 ----------------  ------------------------------------------------------------------------------
 All of them by name
 ------------------------------------------------------------------------------------------------
-`systems`         one rank of a system: the loop of its steps, and what each does differently
-`trainers`        the table of all trainers
+`trainers`        the table of all systems
+`systems`         what each system does differently
+`trainer`         one rank of a system: the loop of its steps
 ================  ==============================================================================
 
 A ``group`` is everywhere the group of the ranks that take part: a process group of torch, a

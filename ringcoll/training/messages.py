@@ -39,7 +39,7 @@ from ringcoll.runtime.collectives import OwnGroup, as_group, time_limit_s
 from ringcoll.runtime.machine import seconds_of
 from ringcoll.runtime.process import start_thread
 from ringcoll.runtime.watch import phase, waiting
-from ringcoll.training.model_on_ranks import require
+from ringcoll.training.arguments import require
 
 __all__ = [
     "Arrivals",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -20,14 +20,7 @@ from torch import Tensor, nn
 from ringcoll.errors import ArgumentError, MismatchError, TrainingError
 from ringcoll.runtime.collectives import as_group
 from ringcoll.runtime.collectives import functions as api
-
-
-def require(
-    holds: bool, argument: str, message: str, expected: object, got: object, rank: int | None = None
-) -> None:
-    """Raise `ArgumentError` unless a value is as a system needs it."""
-    if not holds:
-        raise ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
+from ringcoll.training.arguments import require
 
 
 def gathered(value: object, group: Any, device: torch.device | str = "cpu") -> list[Any]:
@@ -135,6 +128,12 @@ def views_of(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(like.shape) for piece, like in zip(pieces, likes, strict=True)]
 
 
+def storage_nbytes(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of the memory of tensors; memory that several tensors share is counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 class FlatParameters:
     """The parameters of a module that need gradients, end to end; of one dtype, on one device.
 
@@ -190,7 +189,7 @@ def whole_parameters(
     """
     whole = {}
     for name, like in shapes.items():
-        # The extremes over the ranks are what some rank holds: infinities are beyond any number.
+        # Where a rank holds nothing it has infinities, which no number exceeds.
         bounds = [torch.full_like(like, end, requires_grad=False) for end in (-math.inf, math.inf)]
         for bound, op in zip(bounds, (dist.ReduceOp.MAX, dist.ReduceOp.MIN), strict=True):
             if name in held:

@@ -1,24 +1,69 @@
 """All training systems as trainers, by name: the one table.
 
-The table is read without torch, for pages of help; what makes a trainer imports it.
+The table is read without torch, for pages of help; `make_trainer` imports `systems`. A check is a
+function of the task, of what follows the colon in the system's name, and of the number of ranks; it
+raises `ArgumentError` if the ranks cannot split the model or the batch.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.training.names import GRAPHS, LAYERS, LEARNING_RATES, MODELS
+from ringcoll.training.arguments import (
+    GRAPHS,
+    LAYERS,
+    LEARNING_RATES,
+    MICROBATCHES,
+    MODELS,
+    require,
+)
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 
 if TYPE_CHECKING:
-    from ringcoll.training.systems import Gradients, Trainer
     from ringcoll.training.task import Task
+    from ringcoll.training.trainer import Gradients, Trainer
 
 _SIZES = {"perceptron": (256, 32), "transformer": (64, 8)}  # width and batch, if none are given
+
+
+def _check_tensor(task: Task, option: str, ranks: int) -> None:
+    if task.model == "perceptron":
+        require(task.layers == 1 or task.width % ranks == 0, "width", "the ranks do not divide it",
+                f"a multiple of {ranks}", task.width)  # fmt: skip
+    else:
+        require(task.shape.heads % ranks == 0, "ranks", "they do not divide the heads",
+                f"a divisor of {task.shape.heads}", ranks)  # fmt: skip
+
+
+def _check_sequence(task: Task, option: str, ranks: int) -> None:
+    _check_tensor(task, option, ranks)
+    require(task.shape.context % ranks == 0, "ranks", "they do not divide the tokens",
+            f"a divisor of {task.shape.context}", ranks)  # fmt: skip
+
+
+def _check_context(task: Task, option: str, ranks: int) -> None:
+    tokens = task.shape.context
+    require(tokens % (2 * ranks) == 0, "ranks", "they do not share the sequences evenly",
+            f"half a divisor of {tokens}", ranks)  # fmt: skip
+
+
+def _check_stages(task: Task, num_stages: int, batch: int) -> None:
+    require(task.layers >= num_stages, "layers", "a stage would have no layer",
+            f"at least {num_stages}", task.layers)  # fmt: skip
+    require(batch % MICROBATCHES == 0, "batch",
+            f"the {MICROBATCHES} micro-batches do not divide it",
+            f"a multiple of {MICROBATCHES}", batch)  # fmt: skip
+
+
+def _check_mesh(task: Task, option: str, ranks: int) -> None:
+    data, pipes, tensors = map(int, option.split("x"))
+    places = data * pipes * tensors
+    require(places == ranks, "ranks", "the mesh has other places", places, ranks)
+    _check_tensor(task, option, tensors)
+    _check_stages(task, pipes, task.batch * pipes * tensors)
 
 
 class TrainerEntry(NamedTuple):
@@ -29,11 +74,11 @@ class TrainerEntry(NamedTuple):
     """
 
     about: str
-    prepare: Callable[[Trainer], object]
-    """Sets a trainer up."""
+    system: str
+    """Name of the function of `ringcoll.training.systems` that sets a trainer up."""
     options: tuple[str, ...] | None = ("",)
     placeholder: str = ""
-    check: Callable[[Task, str, int], object] = lambda task, option, world_size: None
+    check: Callable[[Task, str, int], object] = lambda task, option, ranks: None
     """Raises `ArgumentError` if so many ranks cannot split the model or the batch."""
     meets: bool = True
     """Whether all ranks hold the same model after each step, whole or in pieces."""
@@ -48,68 +93,64 @@ class TrainerEntry(NamedTuple):
     """The only model, and optimizer, that the system works with."""
 
 
-def _late(name: str, **settings: Any) -> Callable[..., None]:
-    """A function of `systems`, which is imported when the function is called."""
-    module = "ringcoll.training.systems"
-    return lambda *args: getattr(import_module(module), name)(*args, **settings)
-
-
 TRAINERS = {
     "one-process": TrainerEntry(
-        "no messages: each rank trains on the batches of all", _late("one_process")
+        "no messages: each rank trains on the batches of all", "one_process"
     ),
     "per-parameter": TrainerEntry(
         "an all-reduce for each parameter, after backward",
-        _late("per_parameter"), takes_algorithm=True, takes_wire=True,
+        "per_parameter", takes_algorithm=True, takes_wire=True,
     ),
     "bucketed": TrainerEntry(
         "an all-reduce for each bucket, while backward goes on",
-        _late("bucketed"), takes_algorithm=True, takes_wire=True,
+        "bucketed", takes_algorithm=True, takes_wire=True,
     ),
     "torch-ddp": TrainerEntry(
-        "DistributedDataParallel on a group of --backend", _late("torch_ddp"), takes_algorithm=True
+        "DistributedDataParallel on a group of --backend", "torch_ddp", takes_algorithm=True
     ),
     "torch-ddp-hook": TrainerEntry(
         "DistributedDataParallel that calls ringcoll in a hook",
-        _late("hooked_ddp"), takes_algorithm=True, takes_wire=True,
+        "torch_ddp_hook", takes_algorithm=True, takes_wire=True,
     ),
     "tensor": TrainerEntry(
         "each layer is split over the ranks; all see the samples of all",
-        _late("tensor"), check=_late("check_tensor"),
+        "tensor", check=_check_tensor,
     ),
     "sequence": TrainerEntry(
         "tensor, and activations between layers are split by tokens; transformer",
-        _late("tensor", sequence=True),
-        check=_late("check_sequence"), needs_model="transformer",
+        "sequence", check=_check_sequence, needs_model="transformer",
     ),
     "context": TrainerEntry(
         "sequences are split over the ranks: ring attention; transformer",
-        _late("context"), check=_late("check_context"), needs_model="transformer",
+        "context", check=_check_context, needs_model="transformer",
     ),
     "pipeline": TrainerEntry(
         "the layers are shared out; a batch passes in 4 micro-batches",
-        _late("pipeline"), tuple(SCHEDULES), "NAME", check=_late("check_pipeline"),
+        "pipeline", tuple(SCHEDULES), "NAME",
+        check=lambda task, option, ranks: _check_stages(task, ranks, task.batch * ranks),
     ),
     "sharded": TrainerEntry(
         "AdamW: each rank has a share of its state, 2: of gradients, 3: of parameters",
-        _late("sharded"), ("1", "2", "3"), "STAGE", needs_optimizer="adamw",
+        "sharded", ("1", "2", "3"), "STAGE", needs_optimizer="adamw",
     ),
     "3d": TrainerEntry(
         "data x pipeline x tensor parallel; transformer",
-        _late("mesh"), None, "DxPxT", check=_late("check_mesh"), needs_model="transformer",
+        "mesh", None, "DxPxT", check=_check_mesh, needs_model="transformer",
     ),
     "gossip": TrainerEntry(
         "each rank averages its model with its neighbours'",
-        _late("mixing"), GRAPHS, "GRAPH", meets=False, is_exact=False,
+        "gossip", GRAPHS, "GRAPH", meets=False, is_exact=False,
     ),
     "local-sgd": TrainerEntry(
         "the ranks average their models every 8 steps",
-        _late("local"), meets=False, is_exact=False,
+        "local_sgd", meets=False, is_exact=False,
     ),
     "server": TrainerEntry(
         "rank 0 has the model, all others send gradients; sync or async",
-        _late("server"), ("sync", "async"), "HOW", _late("check_server"),
-        meets=False, is_exact=False,
+        "server", ("sync", "async"), "HOW", meets=False, is_exact=False,
+        check=lambda task, option, ranks: require(
+            ranks > 1, "ranks", "a server needs workers", "at least 2", ranks
+        ),
     ),
 }  # fmt: skip
 """The systems by name, without what follows the colon."""
@@ -142,17 +183,16 @@ def find_trainer(name: str) -> tuple[TrainerEntry, str]:
 def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) -> None:
     """Raise `ArgumentError` unless a trainer can train a task on so many ranks.
 
-    It may need another model or optimizer, be unable to split the model or the batch, or be unable
-    to average gradients natively.
+    It may need another model or optimizer or more samples, be unable to split the model or the
+    batch, or be unable to average gradients natively.
     """
-    from ringcoll.training.model_on_ranks import require
-
     entry, option = find_trainer(name)
-    for what in ("model", "optimizer"):
-        needed, chosen = getattr(entry, f"needs_{what}"), getattr(task, what)
-        require(needed in (None, chosen), what, f"{name} needs another", needed, chosen)
+    for argument in ("model", "optimizer"):
+        needed, chosen = getattr(entry, f"needs_{argument}"), getattr(task, argument)
+        require(needed in (None, chosen), argument, f"{name} needs another", needed, chosen)
     can_run = gradients.algorithm is not None or name == "torch-ddp"
     require(can_run, "algorithm", f"{name} does not average natively", "an algorithm", None)
+    task.epoch(0, world_size)  # raises if there are too few samples for a step
     entry.check(task, option, world_size)
 
 
@@ -172,13 +212,14 @@ def make_trainer(name: str, task: Task, gradients: Gradients | None = None) -> T
     """
     import torch.distributed as dist
 
-    from ringcoll.training.systems import Gradients, Trainer
+    from ringcoll.training import systems
+    from ringcoll.training.trainer import Gradients, Trainer
 
     gradients = gradients or Gradients()
     check_trainer(name, task, dist.get_world_size(), gradients)
     entry, option = find_trainer(name)
     trainer = Trainer(task, option, gradients, meets=entry.meets)
-    entry.prepare(trainer)
+    getattr(systems, entry.system)(trainer)
     if trainer.optimizer is None:
         trainer.optimizer = task.make_optimizer(trainer.params)
     return trainer

@@ -7,21 +7,13 @@ from typing import Any
 
 import pytest
 
-from ringcoll.errors import ArgumentError
 from ringcoll.tools.bench import (
     TimeSpan,
-    draw_losses,
-    loss_curves,
     memory_bars,
     pipeline_grid,
     timeline,
 )
 from ringcoll.training import SCHEDULES, Kind, ModelStates, bubble, grid
-
-CURVES = {
-    "lock-step": [(0.5, 1, 2.0), (1.5, 2, 1.0), (2.5, 3, 0.5)],
-    "gossip": [(0.25, 1, 2.25), (0.5, 2, 1.5)],
-}
 
 
 @pytest.fixture
@@ -36,29 +28,6 @@ def boxes(axes) -> list[tuple[int, float, float]]:
         (round(bar.get_y() + bar.get_height() / 2), bar.get_x(), bar.get_width())
         for bar in axes.patches
     ]
-
-
-def test_a_loss_is_drawn_over_steps_and_over_time(panels):
-    loss_curves(panels, CURVES)
-    for axes, column in zip(panels, (1, 0), strict=True):
-        for line, (name, points) in zip(axes.lines, CURVES.items(), strict=True):
-            assert line.get_label() == name
-            assert list(line.get_xdata()) == [point[column] for point in points]
-            assert list(line.get_ydata()) == [point[2] for point in points]
-    assert len({line.get_color() for line in panels[0].lines}) == len(CURVES)
-    assert panels[0].get_ylim() == panels[1].get_ylim()
-
-
-def test_losses_need_two_panels(panels):
-    with pytest.raises(ArgumentError, match=r"expected 2 axes, got 1"):
-        loss_curves(panels[:1], CURVES)
-
-
-def test_losses_are_written_to_a_file(tmp_path):
-    pytest.importorskip("matplotlib")
-    draw_losses(CURVES, tmp_path / "losses.svg", "runs")
-    text = (tmp_path / "losses.svg").read_text()
-    assert all(f"<!-- {words} -->" in text for words in (*CURVES, "runs", "step", "time (s)"))
 
 
 def test_a_timeline_has_a_row_for_each_lane(panels):

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from ringcoll.errors import ArgumentError
 from ringcoll.runtime import launch
-from ringcoll.tools.bench import (
+from ringcoll.tools.bench import oversubscribed
+from ringcoll.tools.cli import measuring
+from ringcoll.tools.cli.train import (
     NATIVE_TRAINER,
     Comparison,
     Contender,
     Epoch,
     TrainingResult,
-    oversubscribed,
+    loss_curves,
 )
-from ringcoll.tools.cli import measuring
 from ringcoll.training import ModelStates
 from tests.programs.started import run_program
 
@@ -224,6 +226,43 @@ def test_differences_within_the_tolerance(run, monkeypatch):
     result = run("train")
     assert result.exit_code == 0
     assert "Largest difference from native: 0.04, allowed 0.05" in result.stdout
+
+
+CURVES = {
+    "lock-step": [(0.5, 1, 2.0), (1.5, 2, 1.0), (2.5, 3, 0.5)],
+    "gossip": [(0.25, 1, 2.25), (0.5, 2, 1.5)],
+}
+
+
+@pytest.fixture
+def panels():
+    return pytest.importorskip("matplotlib.figure").Figure().subplots(1, 2)
+
+
+def test_a_loss_is_drawn_over_steps_and_over_time(panels):
+    loss_curves(panels, CURVES)
+    for axes, column in zip(panels, (1, 0), strict=True):
+        for line, (name, points) in zip(axes.lines, CURVES.items(), strict=True):
+            assert line.get_label() == name
+            assert list(line.get_xdata()) == [point[column] for point in points]
+            assert list(line.get_ydata()) == [point[2] for point in points]
+    assert len({line.get_color() for line in panels[0].lines}) == len(CURVES)
+    assert panels[0].get_ylim() == panels[1].get_ylim()
+
+
+def test_losses_need_two_panels(panels):
+    with pytest.raises(ArgumentError, match=r"expected 2 axes, got 1"):
+        loss_curves(panels[:1], CURVES)
+
+
+def test_losses_are_written_to_a_file(run, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    native = replace(GOOD, contender=NATIVE_TRAINER)
+    monkeypatch.setattr(measuring, "on_ranks", lambda *args, **options: [GOOD, native])
+    assert run("train", "--picture", str(tmp_path / "losses.svg")).exit_code == 0
+    text = (tmp_path / "losses.svg").read_text()
+    words = ("bucketed, ring", "native", "step", "time (s)")
+    assert all(f"<!-- {word} -->" in text for word in words)
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_who_is_left_out_is_told_though_the_others_have_ended() -> None:
     *others, late = members_of_a_group(3)
     views = changed(others, 1.0)
     assert [view.members for view in views] == [tuple(other.own for other in others)] * 2
-    late._gone |= {other.own for other in others}
+    late._ended |= {other.own for other in others}
     begin_s = time.monotonic()
     assert "went on without this rank" in changed([late], 1.0)[0]
     assert time.monotonic() - begin_s < 0.5
@@ -235,7 +235,7 @@ def test_a_mailbox_that_is_closed_proves_an_end_on_this_host_only(is_here: bool)
     known = other.own._replace(process=process)
     member.take(View(1, 0, (member.own, known)))
     member._tell([known])
-    assert member._gone == ({known} if is_here else set())
+    assert member._ended == ({known} if is_here else set())
 
 
 def test_the_time_in_which_a_member_is_stopped_does_not_count(
@@ -266,7 +266,7 @@ def test_what_does_not_concern_a_member_is_not_kept() -> None:
     assert member._concerns(stranger, with_member)
     assert not member._concerns(stranger, Record(View(5, 0, (stranger, other.own)), 0))
     assert not member._concerns(stranger, Record(View(5, 0, (other.own, member.own)), 0))
-    member._wants[stranger] = None
+    member._applicants[stranger] = None
     assert member._concerns(stranger, Record(View(5, 0, (stranger, other.own)), 0))
     assert member._concerns(other.own, Record(View(5, 0, (other.own,)), 0))
     member._heard[other.own] = new = Record(View(1, 0, (other.own,)), 0, 3)

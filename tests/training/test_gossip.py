@@ -13,7 +13,7 @@ from torch import nn
 from ringcoll import run_threads
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError
 from ringcoll.training import Gossip, check_mixing, mixing_matrix, period, spectral_gap
-from ringcoll.training.names import GRAPHS
+from ringcoll.training.arguments import GRAPHS
 from tests.programs.out_of_step import REFERENCES, TRAINERS, close
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17)

@@ -16,7 +16,7 @@ from ringcoll.training import (
     next_token_loss,
     stages,
 )
-from ringcoll.training.task import Attention
+from ringcoll.training.models import Attention
 
 SHAPE = TransformerShape(vocabulary=11, context=6, width=12, heads=3, layers=5)
 

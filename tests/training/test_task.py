@@ -9,7 +9,7 @@ import torch
 
 from ringcoll.errors import ArgumentError
 from ringcoll.training import LEARNING_RATES, MODELS, Task, Text, Transformer, text_examples
-from ringcoll.training import task as task_module
+from ringcoll.training import examples as examples_module
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -24,7 +24,7 @@ def test_a_task_makes_the_same_model_every_time(model: str):
 
 
 def test_a_text_is_learned_from_another_part_than_it_is_tested_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(task_module, "load_text", lambda: Text(torch.arange(1000), ""))
+    monkeypatch.setattr(examples_module, "load_text", lambda: Text(torch.arange(1000), ""))
     examples = text_examples(context=24, num_train=40, num_test=9)
     assert [tuple(tokens.shape) for tokens in examples] == [(40, 24), (40, 24), (9, 24), (9, 24)]
     assert torch.equal(examples.train_inputs + 1, examples.train_targets)

@@ -23,7 +23,8 @@ from ringcoll.training import (
     average_gradients,
     check_same,
 )
-from ringcoll.training.data import parallel
+from ringcoll.training.data import buckets
+from ringcoll.training.data.averages import Weighing
 from tests.cases.effort import effort
 from tests.programs import training
 from tests.training.reference import far, perceptron, samples
@@ -343,12 +344,12 @@ class TestOneNumberAStep:
     ) -> None:
         begun = []
 
-        class Counted(parallel.Weighing):
+        class Counted(Weighing):
             def __init__(self, weight: float | Tensor, group: Any) -> None:
                 begun.append((group.rank(), float(weight)))
                 super().__init__(weight, group)
 
-        monkeypatch.setattr(parallel, "Weighing", Counted)
+        monkeypatch.setattr(buckets, "Weighing", Counted)
 
         def rank_main(group: Any) -> list[float]:
             model = BucketedDataParallel(

@@ -7,8 +7,8 @@
 `measure`        what is measured, and the measurement on every rank
 `network`        the network between ranks, measured: ``ringcoll.probe``
 `reports`        measurements as JSON, CSV and sentences, and what they have to be read with
-`plot`           curves, the Pareto front, pictures of training; needs matplotlib
-`training`       trainers side by side; a collective, or a trainer, under `ringcoll.trace`
+`plot`           curves, the Pareto front, pictures of training systems; needs matplotlib
+`traced`         a collective, or a trainer, under `ringcoll.trace`
 `tuner`          costs and fastest algorithms, for `ringcoll.runtime.machine.tuning`
 ===============  =============================================================
 

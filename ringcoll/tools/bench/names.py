@@ -17,7 +17,3 @@ DTYPE_NAMES = (
     "f8e4m3", "f8e5m2", "int16", "uint16", "bool", "complex64", "complex128",
 )  # fmt: skip
 """Dtypes by the names of nccl-tests, and more by those of torch."""
-EPOCHS, BUCKET_BYTES = 5, 1 << 18
-"""Of a training run, if none are given."""
-WIRE_NAMES = ("float16", "bfloat16")
-"""Dtypes in which gradients may be sent."""

@@ -2,9 +2,8 @@
 
 matplotlib is imported when something is drawn: it comes with ``ringcoll[plot]``. The curves differ
 in marker and line style as well as in colour; colours are those of Okabe and Ito, which the
-colour-blind can tell apart. The pictures of training (losses, spans of time, schedules of a
-pipeline, memory), except that of `draw_losses`, are drawn into axes of the caller, who adds titles
-and shows the figure.
+colour-blind can tell apart. The pictures of training systems (spans of time, schedules of a
+pipeline, memory) are drawn into axes of the caller, who adds titles and shows the figure.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringcoll.errors import ArgumentError, MissingExtraError
+from ringcoll.errors import MissingExtraError
 from ringcoll.runtime.machine import replace_file
 from ringcoll.schedules import Counts
 from ringcoll.schedules.cost import Bound
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Style = dict[str, Any]
-LossCurve = Sequence[tuple[float, int, float]]
-"""Points of a run: seconds since its begin, number of the step, loss."""
 
 _LOOKS: tuple[tuple[str, str, object], ...] = (
     ("#0072B2", "o", "-"),
@@ -43,7 +40,6 @@ _LOOKS: tuple[tuple[str, str, object], ...] = (
     ("#56B4E9", "P", (0, (3, 1, 1, 1, 1, 1))),
 )
 _NATIVE_LOOK: tuple[str, str, object] = ("#000000", "x", (0, (1, 1)))
-_MOST_MARKERS = 12  # of a curve; more of them hide the line
 _KINDS = {
     Kind.FORWARD: ("#56B4E9", "forward"),
     Kind.BACKWARD: ("#E69F00", "backward"),
@@ -216,38 +212,6 @@ def save(figure: Figure, path: Path) -> None:
     picture = BytesIO()
     figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
     replace_file(path, picture.getvalue())
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-def loss_curves(panels: Sequence[Axes], curves: Mapping[str, LossCurve]) -> None:
-    """Draw the loss of each run over steps and over time, into two axes with one scale."""
-    if len(panels) != 2:
-        raise ArgumentError("one for steps, one for time", "panels", "2 axes", len(panels))
-    over_steps, over_time = panels
-    looks = styles(list(curves))
-    for name, points in curves.items():
-        losses = [loss for _, _, loss in points]
-        every = max(1, len(points) // _MOST_MARKERS)
-        look = looks[name] | {"markersize": 4, "linewidth": 1.5, "markevery": every}
-        over_steps.plot([step for _, step, _ in points], losses, label=name, **look)
-        over_time.plot([seconds for seconds, _, _ in points], losses, label=name, **look)
-    over_time.sharey(over_steps)
-    over_steps.set(xlabel="step", ylabel="loss", title="over steps")
-    over_time.set(xlabel="time (s)", title="over time")
-    for axes in panels:
-        axes.grid(visible=True, alpha=0.3)
-    over_steps.legend()
-
-
-def draw_losses(curves: Mapping[str, LossCurve], path: Path, title: str = "") -> None:
-    """Write a picture of the losses, in the format of the file's ending."""
-    figure = _figure(11, 4.4)
-    loss_curves(figure.subplots(1, 2), curves)
-    figure.suptitle(title)
-    save(figure, path)
 
 
 class TimeSpan(NamedTuple):

@@ -136,7 +136,7 @@ def trace(
         _refuse_options_of_collectives(ctx, what)
         name, modules = _algorithm("all_reduce", algorithm, world_size)
         task = usual_task([what])
-        lab.check_fit(lab.TrainingRequest((lab.Contender(what, name),), task), world_size)
+        training.check_trainer(what, task, world_size, training.Gradients(name))
         summary = measuring.on_ranks(
             lab.trace_training_on_rank,
             lab.TrainerTraceRequest(

@@ -30,7 +30,7 @@ _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 _DEVICES = {"cpu", "cuda"}
 
 
-class _Asked(threading.local):
+class _CurrentCall(threading.local):
     """The arguments of a thread's current call of torch; ``devices`` is ``None`` without a map."""
 
     devices: tuple[str, ...] | None = None
@@ -39,17 +39,17 @@ class _Asked(threading.local):
     group: Any = None
 
 
-_asked = _Asked()
+_current = _CurrentCall()
 
 
 def backend_for_torch(make: Callable[..., Any], options: Any) -> Any:
     """The backend, as torch gets it; ``make(options, devices)`` makes the group."""
-    if not _asked.is_mixed:
-        return make(options, _asked.devices)
-    if _asked.group is None:
+    if not _current.is_mixed:
+        return make(options, _current.devices)
+    if _current.group is None:
         # Options of another class are meant for another backend of the map.
-        _asked.group = make(_asked.options, _asked.devices)
-    return _asked.group.inner
+        _current.group = make(_current.options, _current.devices)
+    return _current.group.inner
 
 
 def honour_device_maps(name: str) -> None:
@@ -78,21 +78,21 @@ def honour_device_maps(name: str) -> None:
         if not own:
             return native(*call.args, **call.kwargs)
         _check(backend, own, others)
-        _asked.devices, _asked.is_mixed, _asked.group = own, bool(others), None
+        _current.devices, _current.is_mixed, _current.group = own, bool(others), None
         if others:
-            from ringcoll.training.backend.c10d import Options
+            from ringcoll.training.backend.options import Options
 
             options = call.arguments.get("backend_options")
-            _asked.options = options if isinstance(options, Options) else None
-            if _asked.options is not None:
+            _current.options = options if isinstance(options, Options) else None
+            if _current.options is not None:
                 call.arguments["backend_options"] = None
         try:
             group, store = native(*call.args, **call.kwargs)
-            if _asked.group is not None:
-                group = _replaced(group, _asked.group, others)
+            if _current.group is not None:
+                group = _replaced(group, _current.group, others)
             return group, store
         finally:
-            _asked.devices, _asked.is_mixed, _asked.group = None, False, None
+            _current.devices, _current.is_mixed, _current.group = None, False, None
 
     _c10d._new_process_group_helper = helper
 

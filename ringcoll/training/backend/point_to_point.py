@@ -6,7 +6,7 @@ for CUDA tensors. The first message of a CUDA tensor makes the NCCL group, becau
 share a GPU cannot have an NCCL group.
 
 Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.runtime.process.threads`.
-Who waits long is told by `ringcoll.runtime.watch.waits`.
+`ringcoll.runtime.watch.waits` reports a rank that waits for long.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _LOOK_S = 0.5  # for a look at the processes of the other ranks; who asks waits 
 class PointToPoint:
     """The inner groups that carry the user's messages, over the store of the group.
 
-    ``life`` is a text that no other group has; ``names_of`` says how the group is called.
+    ``life`` is a text that no other group has; ``names_of`` returns the names of group and ranks.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PointToPoint:
         self._nccl: Any = None
         self._ending: nccl.Ending | None = None
         self._making = threading.Lock()
-        # Messages that nobody has waited for, the last ones.
+        # The last messages for which the program has not waited.
         self.left: deque[object] = deque(maxlen=_MOST_LEFT)
         self._pid = os.getpid()  # a process that is forked off does not have the group
         self.notice_s, self._lives, self.num_started = hang_notice_s(), lives, 0
@@ -92,7 +92,7 @@ class PointToPoint:
 
     @cached_property
     def names(self) -> Names:
-        """How the group and its ranks are called; torch knows it by the first message."""
+        """The names of the group and its ranks; torch knows them by the first message."""
         return self._names_of()
 
     @property
@@ -115,12 +115,7 @@ class PointToPoint:
     ) -> tuple[list[Tensor], int | None, int]:
         """The arguments of ``send``, ``recv``, or ``recv_anysource``, which has no peer.
 
-        gloo takes all of them on trust: a peer that is not there ends the process.
-
-        Raises
-        ------
-        ArgumentError
-            There is not one tensor, the peer is no other rank, or the tag is not of 31 bits.
+        gloo checks none of them: a peer that does not exist ends the process.
         """
         is_list = isinstance(tensors, list | tuple)
         if not is_list or len(tensors) != 1 or not isinstance(tensors[0], Tensor):
@@ -140,13 +135,7 @@ class PointToPoint:
     def start(
         self, method: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> dist.Work:
-        """Start a message with arguments that were `checked`.
-
-        Raises
-        ------
-        ArgumentError
-            See `memory_of`.
-        """
+        """Start a message with arguments that were `checked`."""
         tensor = self.memory_of(*tensors, is_receive=method != "send")
         arguments = (tag,) if peer is None else (peer, tag)
         post = getattr(self.of(tensor), method)
@@ -180,14 +169,7 @@ class PointToPoint:
         }
 
     def memory_of(self, tensor: Tensor, *, is_receive: bool) -> Tensor:
-        """The tensor whose memory is sent or received into; gloo and NCCL take memory as it is.
-
-        Raises
-        ------
-        ArgumentError
-            The tensor has no memory, is not contiguous, or is a conjugate or negative view, or
-            memory that can only be read, to receive into.
-        """
+        """The tensor whose memory is sent or received into; gloo and NCCL take memory as it is."""
         tensor = with_memory(tensor, self.rank, is_written=is_receive)
         is_view = tensor.is_conj() or tensor.is_neg()
         if not tensor.is_contiguous() or (is_receive and is_view):
@@ -227,15 +209,7 @@ class PointToPoint:
         return [PointToPointWork(self, works, "batch", tensors[0][1], is_empty=is_empty)]
 
     def of(self, tensor: Tensor) -> Any:
-        """The inner group that carries a tensor.
-
-        Raises
-        ------
-        ArgumentError
-            No inner group carries tensors of this device.
-        GroupBrokenError
-            This process was forked off a rank.
-        """
+        """The inner group that carries a tensor."""
         if os.getpid() != self._pid:
             raise GroupBrokenError(FORKED)
         if tensor.device.type == "cuda" and self.has_nccl:
@@ -325,7 +299,7 @@ class PointToPointWork(dist.Work):
         return True
 
     def __del__(self) -> None:
-        """Keep what nobody has waited for, as after an interrupt.
+        """Keep a message for which the program has not waited, as after an interrupt.
 
         gloo would forget the message, and the message after it would come in its place.
         """
@@ -360,7 +334,7 @@ def _wait(works: Sequence[dist.Work], timeout: timedelta, message: UserMessage) 
         for work in works:
             work.wait(timeout)
     except RuntimeError as error:
-        # Of who is late nobody knows that it is lost. gloo and NCCL have no class for it.
+        # A rank that is late may live. gloo and NCCL have no class for a time limit that is over.
         is_late = "imed out" in str(error) or "imeout" in str(error)
         kind = CollectiveTimeoutError if is_late else PeerLostError
         text = message.in_words("timed out waiting for" if is_late else "lost")

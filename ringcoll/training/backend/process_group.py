@@ -8,7 +8,7 @@ How torch reaches a process group (torch 2.13.0):
   (DistributedDataParallel, functional collectives) calls the methods that its pybind11 trampoline
   knows. For the others torch's C++ runs the collective of the *backend* that is registered for
   the device: here an inner group, which is meant for the user's sends and receives only. See
-  `ringcoll.training.backend.c10d`.
+  `ringcoll.training.backend.torch_gaps`.
 - Programs use the names of torch 2.13 and older names, and short forms
   (``group.allreduce(tensor, op)``) beside the forms with options.
 - ``options.timeout`` is negative unless the user has given a time limit.
@@ -41,18 +41,12 @@ from ringcoll.runtime.rendezvous import ask_store, common_connection, fresh_grou
 from ringcoll.runtime.transport import streams
 from ringcoll.runtime.watch import Lives, Names
 from ringcoll.schedules import CONTRACTS, contract
-from ringcoll.training.backend.c10d import (
-    METHODS,
-    NAME,
-    C10dCall,
-    Method,
-    Options,
-    is_watched,
-    mend_torch,
-    observed,
-)
+from ringcoll.training.backend.c10d import METHODS, C10dCall, Method
 from ringcoll.training.backend.device_maps import backend_for_torch
+from ringcoll.training.backend.observed_calls import is_watched, observed
+from ringcoll.training.backend.options import NAME, Options
 from ringcoll.training.backend.point_to_point import PointToPoint
+from ringcoll.training.backend.torch_gaps import mend_torch
 
 # pybind11's overloads and the names of their parameters are not ours to repeat.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -117,7 +111,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             collective: self.options.keywords(collective, world_size) for collective in CONTRACTS
         }
         limit_s = timeout.total_seconds()
-        begin = partial(_begun, store, rank, world_size, limit_s)
+        begin = partial(_announce, store, rank, world_size, limit_s)
         self.life, self.lives = ask_store(store, limit_s, begin)
         self._store = dist.PrefixStore(self.life, store)
         self._issued = 0
@@ -417,7 +411,7 @@ def _names_of(group: weakref.ref[ProcessGroup]) -> Names:
     return groups.names_of(group())
 
 
-def _begun(store: dist.Store, rank: int, world_size: int, limit_s: float) -> tuple[str, Lives]:
+def _announce(store: dist.Store, rank: int, world_size: int, limit_s: float) -> tuple[str, Lives]:
     """The group's `life`, and the lives of its ranks, so that a death before a call is seen."""
     name = fresh_group_name(store, rank, world_size, limit_s)
     lives = Lives(common_connection(store, name), rank, world_size)

@@ -1,21 +1,13 @@
-"""Data parallel: the averages of the ranks' gradients.
+"""Averages of gradients: `averages` after backward, `bucketed` during it, `hooks` in torch's DDP.
 
-==============  =================================================================
-`parallel`      averages parameter by parameter, and in buckets during backward
-`hooks`         averages inside torch's DistributedDataParallel
-==============  =================================================================
-
-`ringcoll.ddp` is this folder, with the samples of each rank from `ringcoll.training.task`.
+`ringcoll.ddp` is this folder, with the samples of each rank from `ringcoll.training.examples`.
 """
 
+from ringcoll.training.data.averages import average_gradients
+from ringcoll.training.data.bucketed import BucketedDataParallel, StepReport
+from ringcoll.training.data.buckets import assign_buckets
 from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
-from ringcoll.training.data.parallel import (
-    BucketedDataParallel,
-    StepReport,
-    assign_buckets,
-    average_gradients,
-)
-from ringcoll.training.task import (
+from ringcoll.training.examples import (
     Examples,
     Text,
     batches,

@@ -8,17 +8,20 @@ gradients of 16 bits, in ``torch.distributed.algorithms.ddp_comm_hooks``.
 # Annotations stay objects in this file: torch looks at those of a hook.
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.runtime.collectives import as_group, share_for
+from ringcoll.runtime.collectives import OwnGroup, as_group, share_for
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.reduction import Reproducible
 from ringcoll.schedules import Schedule
-from ringcoll.training.data.parallel import Weighing, average_op
+from ringcoll.training.backend import ProcessGroup
+from ringcoll.training.data.averages import Weighing, average_op
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +80,33 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
     # C++ understands an exception that the callback raises. C++ would take a Python future's
     # exception, passed on as it is, for the tensor.
     return work.get_future().then(lambda future: future.value()[0])
+
+
+def data_parallel(module: nn.Module, group: OwnGroup, **options: Any) -> DistributedDataParallel:
+    """Let ``DistributedDataParallel`` average gradients over a resilient group.
+
+    To torch, each rank trains alone: its own process group would break with the first rank that
+    dies, and has a fixed number of ranks. Only the gradients travel, by `all_reduce_hook`; buffers
+    such as those of batch norm stay each rank's own. Parameters are made alike by the group's
+    `send_state`.
+
+    Parameters
+    ----------
+    module, **options
+        As for ``DistributedDataParallel``; no ``process_group``, ``find_unused_parameters`` or
+        ``static_graph``.
+    group
+        The ranks that train together.
+
+    Returns
+    -------
+    DistributedDataParallel
+        The module, to be called as any other.
+    """
+    alone = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=group.communicator.timeout_s))
+    # torch lays its buckets out anew after a rank's first step, unless it looks for unused
+    # parameters. A new rank's buckets would be others than those of the ranks before it.
+    options |= {"find_unused_parameters": True, "static_graph": False}
+    model = DistributedDataParallel(module, process_group=alone, **options)
+    model.register_comm_hook(HookOptions(group=group), all_reduce_hook)
+    return model

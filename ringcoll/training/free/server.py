@@ -39,8 +39,9 @@ from torch.optim import Optimizer
 
 from ringcoll.errors import PeerLostError
 from ringcoll.runtime.watch import phase
+from ringcoll.training.arguments import require
 from ringcoll.training.messages import Arrivals, Messages
-from ringcoll.training.model_on_ranks import FlatParameters, begin_alike, require
+from ringcoll.training.model_on_ranks import FlatParameters, begin_alike
 
 SERVER = 0
 """Rank of the server."""

@@ -63,6 +63,11 @@ class Action:
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
 
+    def neighbour(self, step: int) -> Action:
+        """The action that takes what this action hands on (1), or gives what it needs (-1)."""
+        direction = step if self.kind is Kind.FORWARD else -step
+        return Action(self.kind, self.stage + direction, self.microbatch)
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineSchedule:
@@ -171,8 +176,7 @@ def timed_actions(schedule: PipelineSchedule) -> Iterator[tuple[int, Action, int
         for rank, actions in enumerate(waiting):
             while actions:
                 action = actions[0]
-                step = -1 if action.kind is Kind.FORWARD else 1  # from where its input comes
-                source = Action(action.kind, action.stage + step, action.microbatch)
+                source = action.neighbour(-1)
                 if 0 <= source.stage < schedule.world_size and source not in ends:
                     break
                 begin = max(free[rank], ends.get(source, 0))

@@ -20,16 +20,6 @@ on the shapes; a broadcast of the loss; the gradient of a tied matrix in each di
 raised alone would leave the others waiting. So each rank tells all others what it has, and if the
 arguments of a rank are wrong, every rank raises.
 
-How messages travel:
-
-- A rank posts the next receive from each neighbour before it computes, and waits for no send that
-  may be incomplete. So the transport moves data while the rank computes.
-- A message that arrives proves that its sender has received all that its earlier actions needed.
-  The sends to that rank are then complete, and their memory is released.
-- The tag of a message is its micro-batch, and a rank posts its receives in the order in which the
-  peer sends.
-- The first activation between two stages follows a message with its shape and dtype.
-
 Assumptions: a stage takes one tensor and returns one tensor of floating-point numbers, of the same
 shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.
 The transport moves all posted messages, in any order: gloo and threads do, NCCL does not.
@@ -41,154 +31,37 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.errors import ArgumentError
 from ringcoll.runtime.collectives import as_group
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.watch import phase
-from ringcoll.training.messages import Messages, tie
-from ringcoll.training.model_on_ranks import check_alike, gathered, require
-from ringcoll.training.pipeline.pipeline_schedule import (
-    Action,
-    Kind,
-    PipelineSchedule,
-)
-
-_Completion = Callable[[], None]  # waits until a message is complete
-
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # their index is sent
-_MOST_DIMENSIONS = 8
+from ringcoll.training.arguments import require
+from ringcoll.training.messages import tie
+from ringcoll.training.model_on_ranks import check_alike, gathered
+from ringcoll.training.pipeline.mailbox import Mailbox
+from ringcoll.training.pipeline.pipeline_schedule import Action, Kind, PipelineSchedule
 
 
-class _Pending(NamedTuple):
-    """A send that may be incomplete, and the place of the action that receives it."""
-
-    peer: int
-    place: int
-    wait: _Completion
-
-
-def _neighbour(action: Action, step: int) -> Action:
-    """The action of a neighbour that takes what an action hands on (1), or gives what it needs."""
-    direction = step if action.kind is Kind.FORWARD else -step
-    return Action(action.kind, action.stage + direction, action.microbatch)
-
-
-class Mailbox:
-    """The messages of a rank to and from its neighbours: activations and gradients."""
-
-    def __init__(self, schedule: PipelineSchedule, group: Any, device: torch.device) -> None:
-        self._messages, self._device = Messages(group), device
-        self._rank = self._messages.rank
-        self._program = schedule.program(self._rank)
-        self._header_tag = schedule.num_microbatches  # those of other messages are below
-        peers = {self._rank - 1, self._rank + 1} & {*range(schedule.world_size)}
-        # By neighbour: the places of its actions in its program.
-        self._places = {
-            peer: {action: place for place, action in enumerate(schedule.program(peer))}
-            for peer in peers
-        }
-        self._layouts: dict[int, tuple[torch.Size, torch.dtype]] = {}  # by neighbour
-        self.waited_s = 0.0  # time in which this rank waited for messages, in this step
-        self.nbytes_sent = 0  # in all steps
-
-    def begin(self, *, has_new_shapes: bool) -> None:
-        """Begin a step; whether shapes are new is alike on all ranks."""
-        if has_new_shapes:
-            self._layouts.clear()
-        self._posted: dict[Action, tuple[Tensor, _Completion]] = {}
-        self._pending: list[_Pending] = []
-        # By neighbour: the actions that need its messages, in the order in which it sends.
-        self._incoming: dict[int, deque[Action]] = {peer: deque() for peer in self._places}
-        for action in self._program:
-            if (source := _neighbour(action, -1)).stage in self._places:
-                self._incoming[source.stage].append(action)
-        self.waited_s = 0.0
-        for peer in self._incoming:
-            self._post_early(peer)
-
-    def send(self, action: Action, tensor: Tensor) -> None:
-        """Start to send what an action has produced to the rank that needs it."""
-        receiver = _neighbour(action, 1)
-        peer, tensor = receiver.stage, tensor.contiguous()
-        boundary = min(self._rank, peer)
-        can_be_sent = tensor.dtype in _DTYPES and tensor.ndim <= _MOST_DIMENSIONS
-        require(can_be_sent, "stage", f"the result of stage {boundary} cannot be sent",
-                f"one of {_DTYPES}, at most {_MOST_DIMENSIONS} dimensions",
-                f"{tensor.dtype}, {tensor.ndim} dimensions", self._rank)  # fmt: skip
-        is_first, layout = peer not in self._layouts, (tensor.shape, tensor.dtype)
-        expected = self._layouts.setdefault(peer, layout)
-        require(layout == expected, "stage",
-                f"the result of stage {boundary} is not as for the micro-batch before",
-                expected, layout, self._rank)  # fmt: skip
-        messages = [(tensor, action.microbatch)]
-        if is_first:
-            padding = [0] * (_MOST_DIMENSIONS - tensor.ndim)
-            numbers = [_DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape, *padding]
-            messages.insert(0, (torch.tensor(numbers, device=self._device), self._header_tag))
-        self.nbytes_sent += tensor.nbytes
-        place = self._places[peer][receiver]
-        for message, tag in messages:
-            self._pending.append(_Pending(peer, place, self._messages.send(message, peer, tag)))
-
-    def take(self, action: Action) -> Tensor | None:
-        """Wait for what an action needs, if anything, and post the next receive from that peer."""
-        sender = _neighbour(action, -1)
-        peer = sender.stage
-        if peer not in self._places:
-            return None
-        begin_s = time.perf_counter()
-        while action not in self._posted:
-            self._post(peer)
-        tensor, wait = self._posted.pop(action)
-        wait()
-        place = self._places[peer][sender]
-        for item in [item for item in self._pending if item.peer == peer and item.place <= place]:
-            item.wait()
-            self._pending.remove(item)
-        self.waited_s += time.perf_counter() - begin_s
-        self._post_early(peer)
-        return tensor
-
-    def finish(self) -> None:
-        """Wait for all sends."""
-        for item in self._pending:
-            item.wait()
-        self._pending.clear()
-
-    def _post_early(self, peer: int) -> None:
-        """Post the next receive from a peer, if there is another and its shape is known."""
-        if self._incoming[peer] and peer in self._layouts:
-            self._post(peer)
-
-    def _post(self, peer: int) -> None:
-        """Post the next receive from a peer; wait for the shape if it is not known."""
-        action = self._incoming[peer].popleft()
-        if peer not in self._layouts:
-            header = torch.empty(2 + _MOST_DIMENSIONS, dtype=torch.int64, device=self._device)
-            self._messages.recv(header, peer, self._header_tag)
-            index, ndim, *lengths = header.tolist()
-            self._layouts[peer] = torch.Size(lengths[:ndim]), _DTYPES[index]
-        shape, dtype = self._layouts[peer]
-        tensor = torch.empty(shape, dtype=dtype, device=self._device)
-        self._posted[action] = tensor, self._messages.receive(tensor, peer, action.microbatch)
-
-
-def agree_on_schedule(
+def _agree_on_schedule(
     schedule: PipelineSchedule, stage: object, group: Any, device: torch.device
 ) -> None:
     """Raise, on all ranks, if a rank's schedule or stage is wrong, or the schedules differ."""
-    error, rank = None, group.rank()
+    error, rank, size = None, group.rank(), group.size()
     try:
-        _check(schedule, stage, group)
-    except RingcollError as raised:
+        require(schedule.world_size == size, "schedule",
+                "the number of ranks is wrong", size, schedule.world_size, rank)  # fmt: skip
+        require(isinstance(stage, nn.Module), "stage", f"stage {rank} is no module",
+                "a module", f"a {type(stage).__name__}", rank)  # fmt: skip
+        require(bool(_parameters(stage)), "stage", f"stage {rank} has no layers",
+                "a module with parameters", stage, rank)  # fmt: skip
+    except ArgumentError as raised:
         error = raised
     own = [str(schedule), None if error is None else str(error)]
     schedules, failures = zip(*gathered(own, group, device), strict=True)
@@ -200,22 +73,12 @@ def agree_on_schedule(
     check_alike([text.split("\n") for text in schedules], "schedule", "schedule", rank)
 
 
-def _check(schedule: PipelineSchedule, stage: object, group: Any) -> None:
-    rank, size = group.rank(), group.size()
-    require(schedule.world_size == size, "schedule",
-            "the number of ranks is wrong", size, schedule.world_size, rank)  # fmt: skip
-    require(isinstance(stage, nn.Module), "stage", f"stage {rank} is no module",
-            "a module", f"a {type(stage).__name__}", rank)  # fmt: skip
-    require(bool(_parameters(stage)), "stage", f"stage {rank} has no layers",
-            "a module with parameters", stage, rank)  # fmt: skip
-
-
 def _parameters(stage: object) -> list[nn.Parameter]:
     """The parameters of a stage; none of what is no module."""
     return list(stage.parameters()) if isinstance(stage, nn.Module) else []
 
 
-def agree_on_batch(
+def _agree_on_batch(
     inputs: Tensor | None,
     targets: Tensor | None,
     schedule: PipelineSchedule,
@@ -297,7 +160,7 @@ class Pipeline:
         self.stage, self.loss, self.schedule = stage, loss, schedule
         params = _parameters(stage)
         self._device = params[0].device if params else torch.device("cpu")
-        agree_on_schedule(schedule, stage, self.group, self._device)
+        _agree_on_schedule(schedule, stage, self.group, self._device)
         self._mailbox = Mailbox(schedule, self.group, self._device)
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by micro-batch: input and result
         self._layout: int | None = None  # hash of the inputs' layout in the step before
@@ -329,7 +192,7 @@ class Pipeline:
             (batch, ...); only the last stage's rank reads them. What is not read may be ``None``.
         """
         begin_s = time.perf_counter()
-        layout = agree_on_batch(inputs, targets, self.schedule, self.group, self._device)
+        layout = _agree_on_batch(inputs, targets, self.schedule, self.group, self._device)
         peak, num_microbatches = 0, self.schedule.num_microbatches
         if inputs is not None and self.rank == 0:
             self._inputs = inputs.chunk(num_microbatches)

@@ -3,8 +3,8 @@
 ============  ======================================================================
 `succession`  who goes on from a group: the rules
 `membership`  who is in the group: what carries the rules, and how others join
-`group`       a group that tries operations again, without the dead: how it begins, is
-              joined, and torch trains on it
+`group`       a group that tries operations again, without the dead: how it begins and is
+              joined
 ============  ======================================================================
 """
 

@@ -2,10 +2,9 @@
 
 An operation is complete when all ranks know that all ranks have its result: a barrier follows it.
 If a rank dies, then either nobody has passed the barrier, and all try again on the inputs that they
-have kept; or somebody has, and so everybody has the result. What a rank is told when it returns is
-true for all.
+have kept; or a rank has, and so every rank has the result. So all ranks return the same result.
 
-Functions below begin a resilient group, join it from another process, and let torch train on it.
+Functions below begin a resilient group, and join it from another process.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.errors import (
     ArgumentError,
@@ -50,12 +47,15 @@ from ringcoll.runtime.rendezvous import (
 )
 from ringcoll.runtime.watch import Lives, tell
 from ringcoll.schedules import contract
+from ringcoll.training import data_parallel
 from ringcoll.training.resilient.membership import Membership
 from ringcoll.training.resilient.succession import Member, View
 
+__all__ = ["Change", "ResilientGroup", "data_parallel", "join", "packed", "start", "unpacked"]
+
 _log = logging.getLogger("ringcoll")
 _LOOK_S = 0.02  # between two looks into the mailbox
-_LEAVING_S = 10.0  # for operations that nobody has waited for
+_LEAVING_S = 10.0  # for operations for which the program has not waited
 
 MakeCall = Callable[[OwnGroup], Call]
 
@@ -188,15 +188,9 @@ class ResilientGroup(OwnGroup):
     def retried(self, make: MakeCall, async_op: bool) -> Work | None:
         """Run a call, and again if ranks are lost; ``make`` checks it for a group and prepares it.
 
-        Raises
-        ------
-        ArgumentError
-            The call is wrong; or its tensors are not on the CPU.
-        GroupChangedError
-            A rank was lost, and the call may be another now; its tensors are as before.
-        GroupBrokenError
-            The other ranks have gone on without this rank, or may have; or an operation has failed
-            for another reason before.
+        `GroupChangedError` is raised if a rank was lost and the call may be another now, and
+        `GroupBrokenError` if the others may have gone on without this rank, or an operation before
+        has failed for another reason.
         """
         with self._issuing:
             inner = self._inner
@@ -249,7 +243,7 @@ class ResilientGroup(OwnGroup):
                 break
             except TransportError as error:
                 done = self._change(error)
-                if done > self._done:  # somebody has passed the barrier, so all have come to it
+                if done > self._done:  # a rank has passed the barrier, so all have come to it
                     assert has_result or name == "barrier"
                     self._done = done
                     break
@@ -257,7 +251,7 @@ class ResilientGroup(OwnGroup):
                 has_result = False
 
     def _keep(self, written: Sequence[Tensor]) -> None:
-        """Keep what an operation is going to overwrite, in memory that serves all operations."""
+        """Keep the tensors that an operation will overwrite, in memory shared by all operations."""
         for number, tensor in enumerate(written):
             if number == len(self._kept) or self._kept[number].numel() < tensor.nbytes:
                 memory = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
@@ -280,7 +274,7 @@ class ResilientGroup(OwnGroup):
         begin_s = time.monotonic()
         while True:
             if error is not None:
-                self._inner.communicator.abort()  # wakes those who do not know yet
+                self._inner.communicator.abort()  # wakes the ranks that do not know yet
             view = self._membership.change(self._done, newcomers, self._timeout_s)
             agreed_s = time.monotonic()
             before, newcomers = self._inner, ()
@@ -296,7 +290,7 @@ class ResilientGroup(OwnGroup):
         times = agreed_s - begin_s, time.monotonic() - agreed_s
         self.changes.append(Change(view.epoch, lost, joined, len(view.members), *times))
         _log.warning("%s%s", self.changes[-1], f": {error}" if error else "")
-        # Old groups are in cycles of references, with connections and memory. Python would look for
+        # Old groups are in cycles of references, with connections and memory. Python would free
         # such cycles late or never, as training makes few objects.
         gc.collect()
         self._has_changed = self._has_changed or bool(lost)
@@ -305,8 +299,8 @@ class ResilientGroup(OwnGroup):
 
     def _formed(self) -> StoreGroup:
         """Connect the members of the view; in vain if others begin to change it meanwhile."""
-        # The place at which they meet may be stopped: a rank that waits for it has to hear that
-        # the others go on.
+        # The process at whose door the members meet may be stopped: a rank that waits for it has
+        # to hear that the others go on.
         making = call_in_thread(self._connected)
         while not wait([making], _LOOK_S).done:
             if self._membership.has_news():
@@ -336,10 +330,10 @@ class ResilientGroup(OwnGroup):
             raise
         return inner
 
-    # --- who joins --------------------------------------------------------------------------
+    # --- newcomers --------------------------------------------------------------------------
 
     def admit(self) -> bool:
-        """Let those join who have asked for it; all ranks call this between two operations.
+        """Let processes that have asked for it join; all ranks call this between two operations.
 
         Returns
         -------
@@ -525,39 +519,3 @@ def join(
     membership = Membership(own_address(peer) if host is None else host)
     view = membership.join(peer, int(port), timeout_s)
     return ResilientGroup(membership, view, timeout_s, transport, verify_messages, has_state=False)
-
-
-def data_parallel(
-    module: nn.Module, group: ResilientGroup, **options: Any
-) -> DistributedDataParallel:
-    """Let ``DistributedDataParallel`` average the gradients of a module over a resilient group.
-
-    To torch, each rank trains alone: its own process group would break with the first rank that
-    dies, and has a fixed number of ranks. Only the gradients travel, by `all_reduce_hook`; buffers
-    such as those of batch norm stay each rank's own. Parameters are made alike by
-    `ResilientGroup.send_state`.
-
-    Parameters
-    ----------
-    module, **options
-        As for ``DistributedDataParallel``; no ``process_group``, ``find_unused_parameters`` or
-        ``static_graph``.
-    group
-        The ranks that train together.
-
-    Returns
-    -------
-    DistributedDataParallel
-        The module, to be called as any other.
-    """
-    # Imported here: most groups do not need them.
-    from ringcoll.training import HookOptions, all_reduce_hook
-    from ringcoll.training.backend import ProcessGroup
-
-    alone = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=group.communicator.timeout_s))
-    # torch lays its buckets out anew after a rank's first step, unless it looks for unused
-    # parameters. A new rank's buckets would be others than those of the ranks before it.
-    options |= {"find_unused_parameters": True, "static_graph": False}
-    model = DistributedDataParallel(module, process_group=alone, **options)
-    model.register_comm_hook(HookOptions(group=group), all_reduce_hook)
-    return model

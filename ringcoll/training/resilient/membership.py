@@ -1,7 +1,7 @@
 """Membership: the ranks that are left agree after a death, and others join.
 
-`ringcoll.training.resilient.succession` has the rules. Here is what carries them: each member has a
-*mailbox*, in which the kernel keeps the others' records while the member does something else, is
+`ringcoll.training.resilient.succession` has the rules; this file has the messages. Each member has
+a *mailbox*, in which the kernel keeps the others' records while the member does something else, is
 stopped, or is slow; and a *door*, a store of its own, at which the members of a view meet if it is
 the first of them. So no store is needed that may die with its process.
 
@@ -9,8 +9,8 @@ On one host, a member has ended if its process has, which is certain; of another
 it (`ringcoll.runtime.rendezvous.lines`). A member that leaves says so, and closes its mailbox.
 
 A wait ends within the time limit. The leader waits for three quarters of the limit for a member
-that lives and does not come; the others wait for seven eighths of it for the leader; what is left
-is for the next one. Only time counts in which the member itself was awake.
+that lives and does not come; the others wait for seven eighths of it for the leader; the rest of
+the limit is for the next leader. Only time counts in which the member itself was awake.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Door:
 
     @property
     def is_connecting(self) -> bool:
-        """Whether it is not known yet who listens there."""
+        """Whether the connection is still being made."""
         return not self._store.done()
 
     def store(self, limit_s: float = _REACH_S) -> dist.Store:
@@ -92,7 +92,7 @@ class _Door:
 
 
 def _mail(message: Any) -> tuple[Member, Record | None]:
-    """Who sends a message, and its record; ``None`` if it wants to join."""
+    """The sender of a message, and its record; ``None`` if the sender wants to join."""
     sender, record = message
     return Member.of(sender), None if record is None else Record.of(record)
 
@@ -114,11 +114,11 @@ class Membership:
         self.own = Member(name, host, self.door.port, self._mailbox.port, process)
         self.record = Record(View(0, 0, (self.own,)), 0)
         self._heard: dict[Member, Record] = {}
-        self._fresh: set[Member] = set()  # those of whom records were heard since the last step
-        self._gone: set[Member] = set()
-        self._looked_s = 0.0  # when it was looked last who has ended
-        self._wants: dict[Member, None] = {}
-        self._outside: set[Member] = set()  # those of a group that was asked to take this member in
+        self._senders: set[Member] = set()  # members whose records came since the last step
+        self._ended: set[Member] = set()
+        self._last_look_s = 0.0  # time of the last look at the members' processes
+        self._applicants: dict[Member, None] = {}
+        self._others_group: set[Member] = set()  # members of a group that it asks to join
         self._has_left = False
 
     @property
@@ -158,7 +158,7 @@ class Membership:
         return any((heard.view.epoch, heard.ballot) >= begun_by for heard in self._heard.values())
 
     def leave(self) -> None:
-        """Say that this member has left, and close its mailbox."""
+        """Tell the others that this member has left, and close its mailbox."""
         if self._has_left or os.getpid() != self.own.process.pid:
             return
         self._has_left = True
@@ -166,56 +166,46 @@ class Membership:
             self.door.set("left", "")
         self._mailbox.close()
         self.record = self.record._replace(has_left=True)
-        self._tell({*self.view.members, *self._outside})
+        self._tell({*self.view.members, *self._others_group})
 
     def newcomers(self) -> list[Member]:
         """Processes that want to join, and have told this member."""
         self._read()
         members = self.view.members
-        self._wants = {
+        self._applicants = {
             member: None
-            for member in self._wants
+            for member in self._applicants
             if member not in members
             and not member.process.has_ended()
             and not (member in self._heard and self._heard[member].has_left)
         }
-        return [*self._wants]
+        return [*self._applicants]
 
     def change(self, done: int, newcomers: Iterable[Member], limit_s: float) -> View:
         """Agree with all members that are left on the next epoch; all of them call this.
 
-        Parameters
-        ----------
-        done
-            Number of operations that this member has seen complete.
-        newcomers
-            Members that it takes in, if it leads.
-        limit_s
-            Time limit, in seconds.
-
-        Raises
-        ------
-        GroupBrokenError
-            The others went on without this member, or may have.
+        ``done`` is the number of operations that this member has seen complete; if it leads, it
+        takes ``newcomers`` in. `GroupBrokenError` is raised if the others may have gone on without
+        this member.
         """
         before = self.view
         self.record = self.record._replace(done=done)
         joining = tuple(newcomers)
-        awake_s, seen_s, self._looked_s = 0.0, time.monotonic(), 0.0
+        awake_s, seen_s, self._last_look_s = 0.0, time.monotonic(), 0.0
         late_s = limit_s
         while True:
-            # Before the mailbox is read: all that the dead have sent is in it.
+            # Before the mailbox is read: it then has all messages of the members that have ended.
             self._look(before.members)
             self._read()
             now_s = time.monotonic()
             awake_s, seen_s = awake_s + min(now_s - seen_s, _AWAKE * limit_s), now_s
             patience = Patience.OVER if awake_s > limit_s else Patience(awake_s > late_s)
             old = self.record
-            new = step(self.own, old, self._heard, self._gone, patience, joining)
-            if new != old or self._fresh:
+            new = step(self.own, old, self._heard, self._ended, patience, joining)
+            if new != old or self._senders:
                 self.record = new
-                receivers = listeners(self.own, old, new, self._heard, self._fresh)
-                self._fresh.clear()
+                receivers = listeners(self.own, old, new, self._heard, self._senders)
+                self._senders.clear()
                 outside = [member for member in receivers if member not in new.view.members]
                 for members in (outside, set(receivers).difference(outside)):
                     self._tell(members, min(_REACH_S, limit_s / 16))
@@ -233,10 +223,8 @@ class Membership:
     def join(self, host: str, port: int, limit_s: float) -> View:
         """Join the group of the member whose door is at an address.
 
-        Raises
-        ------
-        CollectiveTimeoutError, PeerLostError
-            Its members did not take this process in; none of them can be reached.
+        `CollectiveTimeoutError` is raised if its members did not take this process in in time,
+        `PeerLostError` if none of them can be reached.
         """
         deadline = time.monotonic() + limit_s
         address = f"{host}:{port}"
@@ -246,7 +234,7 @@ class Membership:
             known = door.view()
         except _UNREACHED as error:
             raise PeerLostError(f"no group can be reached at {address}: {error}") from error
-        self._outside = {*known.members}
+        self._others_group = {*known.members}
         doors = {(host, port): door}
         asked: Member | None = None
         look_s = 0.0
@@ -261,7 +249,7 @@ class Membership:
                 continue
             look_s = time.monotonic() + _LOOK_S
             self._look(known.members)
-            leader = next((member for member in known.members if member not in self._gone), None)
+            leader = next((member for member in known.members if member not in self._ended), None)
             if leader is None:
                 raise PeerLostError(f"no member of the group at {address} is left")
             there = leader.host, leader.port
@@ -269,15 +257,15 @@ class Membership:
                 if there not in doors:
                     doors[there] = _Door(*there)
                 if doors[there].has_left():
-                    self._gone.add(leader)
+                    self._ended.add(leader)
                     continue
                 known = doors[there].view()
-                self._outside |= {*known.members}
+                self._others_group |= {*known.members}
                 if known.members[0] == leader != asked:
                     deliver(json.dumps([self.own, None]), [leader.mailbox], _REACH_S)
                     asked = leader
             except ConnectionRefusedError:  # its machine answers, and nobody listens at its door
-                self._gone.add(leader)
+                self._ended.add(leader)
             except _UNREACHED:
                 if there in doors and not doors[there].is_connecting:
                     del doors[there]
@@ -288,21 +276,21 @@ class Membership:
 
     def _look(self, members: Iterable[Member]) -> None:
         """See which members have ended, now and then."""
-        if time.monotonic() - self._looked_s > _LOOK_S:
-            self._gone |= {member for member in members if member.process.has_ended()}
-            self._looked_s = time.monotonic()
+        if time.monotonic() - self._last_look_s > _LOOK_S:
+            self._ended |= {member for member in members if member.process.has_ended()}
+            self._last_look_s = time.monotonic()
 
     def _tell(self, members: Iterable[Member], limit_s: float = _REACH_S) -> None:
         """Send the own record to members that have not ended."""
         receivers = {
             member.mailbox: member
             for member in members
-            if member != self.own and member not in self._gone
+            if member != self.own and member not in self._ended
         }
         for address in deliver(json.dumps([self.own, self.record]), receivers, limit_s):
             # On this host, only the end of a process, or `leave`, closes a mailbox.
             if receivers[address].process.place == place():
-                self._gone.add(receivers[address])
+                self._ended.add(receivers[address])
 
     def _read(self) -> None:
         """Read the mailbox."""
@@ -313,10 +301,10 @@ class Membership:
                 _log.warning("a message in the mailbox of a resilient group: %s", error)
                 continue
             if record is None:
-                self._wants[sender] = None
+                self._applicants[sender] = None
             elif self._concerns(sender, record):
                 self._heard[sender] = record
-                self._fresh.add(sender)
+                self._senders.add(sender)
 
     def _concerns(self, sender: Member, record: Record) -> bool:
         """Whether a record concerns this member, and is no older than the one that is known."""
@@ -325,6 +313,6 @@ class Membership:
             return False
         return (
             sender in self.view.members
-            or sender in self._wants
+            or sender in self._applicants
             or (sender in record.view.members and self.own in record.view.members)
         )

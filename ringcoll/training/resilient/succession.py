@@ -1,9 +1,9 @@
-"""Which group goes on from a group: the rules, without clocks, processes or messages.
+"""The rules by which one group goes on from a group, without clocks, processes or messages.
 
 Each member has a `Record`, and sends it to others when it changes; a newer record of a member holds
-all that an older one did. What a member does next follows from its own record, those that it has
-heard, and who has surely ended: see `step`. The leader of a *ballot* is the member with the
-ballot's number, modulo the number of members.
+all that an older one did. A member's next record follows from its own record, the records that it
+has heard, and the members that have surely ended: see `step`. The leader of a *ballot* is the
+member with the ballot's number, modulo the number of members.
 
 ================================  ==================================================================
 a member                          does
@@ -64,12 +64,12 @@ class Member(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Where its door is."""
+        """The address of its door."""
         return f"{self.host}:{self.port}"
 
     @property
     def mailbox(self) -> Address:
-        """Where it is told something."""
+        """The address of its mailbox."""
         return self.host, self.mail
 
 
@@ -155,7 +155,7 @@ def step(
     me: Member,
     own: Record,
     heard: Heard,
-    gone: Collection[Member],
+    ended: Collection[Member],
     patience: Patience = Patience.WAITS,
     newcomers: tuple[Member, ...] = (),
 ) -> Record:
@@ -168,8 +168,8 @@ def step(
         for member in members
         if member in heard and heard[member].view.epoch == epoch
     }
-    out = {*gone, *(member for member, record in heard.items() if record.has_left)}
-    living = [member for member in members if member == me or member not in out]
+    absent = {*ended, *(member for member, record in heard.items() if record.has_left)}
+    living = [member for member in members if member == me or member not in absent]
     ballot = max(own.ballot, 0, *(record.ballot for record in peers.values()))
     leaders = living
     if ballot == own.ballot and patience and leader_of(ballot, members) != me:
@@ -194,23 +194,24 @@ def step(
         if own.proposal is not None and _is_quorum({me, *accepted}, living):
             return Record(own.proposal, own.proposal.done)
         return own
-    came = {me: own} | {peer: record for peer, record in peers.items() if record.ballot == ballot}
+    followers = {peer: record for peer, record in peers.items() if record.ballot == ballot}
+    voters = {me: own} | followers
     is_complete = patience is Patience.LATE or all(
-        member in came for member in living if members.index(member) > ballot
+        member in voters for member in living if members.index(member) > ballot
     )
-    if not is_complete or not _is_quorum(came, living):
+    if not is_complete or not _is_quorum(voters, living):
         return following
     last = max((own, *peers.values()), key=lambda record: record.proposed)
     proposal = last.proposal or View(
         epoch + 1,
-        max(record.done for record in came.values()),
-        (*(member for member in living if member in came), *newcomers),
+        max(record.done for record in voters.values()),
+        (*(member for member in living if member in voters), *newcomers),
     )
     return following._replace(proposed=ballot, proposal=proposal)
 
 
 def listeners(
-    me: Member, old: Record, new: Record, heard: Heard, fresh: Collection[Member]
+    me: Member, old: Record, new: Record, heard: Heard, senders: Collection[Member]
 ) -> tuple[Member, ...]:
     """The members that are sent a member's new record, the first ones first."""
     members = old.view.members
@@ -222,7 +223,7 @@ def listeners(
     else:
         receivers = [
             member
-            for member in fresh
+            for member in senders
             if member in heard
             and (heard[member].view.epoch, heard[member].ballot) < (new.view.epoch, new.ballot)
         ]

@@ -53,8 +53,7 @@ Assumptions:
   all of them. Code that reads parameters elsewhere calls `ShardedAdamW.gather` first.
 - In stage 3 all ranks call the same modules in the same order, since a call may gather; otherwise
   `MismatchError` is raised. In stages 1 and 2 a rank may leave out modules.
-- A parameter without a gradient takes part with zeros, so that AdamW decays it;
-  ``torch.optim.AdamW`` passes over it.
+- A parameter without a gradient counts as zeros, and decays; ``torch.optim.AdamW`` passes over it.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 SC 2020 (stages, bytes, figure 1); Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded
@@ -64,7 +63,7 @@ Data Parallel", VLDB 2023 (flat parameters, freed storage, gathering ahead); Los
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +72,8 @@ import torch
 from torch import Tensor, nn
 
 from ringcoll.runtime.collectives import functions as api
-from ringcoll.training.data.parallel import BUCKET_BYTES
+from ringcoll.training.data.buckets import BUCKET_BYTES
+from ringcoll.training.model_on_ranks import storage_nbytes
 from ringcoll.training.sharded.sharded_buckets import ShardedBuckets
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
@@ -125,12 +125,6 @@ def model_state_bytes(
     ranks = [world_size if stage >= first else 1 for first in (3, 2, 1)]
     kinds = zip((itemsize, itemsize, optimizer), ranks, strict=True)
     return ModelStates(*(numel * nbytes / sharing for nbytes, sharing in kinds))
-
-
-def storage_nbytes(tensors: Iterable[Tensor | None]) -> int:
-    """Bytes of the memory of tensors; memory that several tensors share is counted once."""
-    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 class ShardedAdamW(ShardedBuckets):
@@ -286,17 +280,18 @@ class ShardedAdamW(ShardedBuckets):
         """
         buckets, states = self._buckets, self.adamw.state.values()
         masters = [bucket.master for bucket in buckets if bucket.master is not bucket.shard]
-        grads = [grad for bucket in buckets for grad in (bucket.grad, bucket.grad_shard)]
-        own_grads = [param.grad for bucket in buckets for param in bucket.params]
+        grads = [
+            grad for b in buckets for grad in (b.grad, b.grad_shard, *(p.grad for p in b.params))
+        ]
         return ModelStates(
             storage_nbytes(tensor for bucket in buckets for tensor in (bucket.flat, bucket.shard)),
-            storage_nbytes([*own_grads, *grads]),
+            storage_nbytes(grads),
             storage_nbytes([*masters, *(tensor for state in states for tensor in state.values())]),
         )
 
     def _clip_factor(self, max_norm: float) -> float:
         """Factor that shortens the gradients to the largest norm, the same on all ranks."""
-        shards = [bucket.grad_shard for bucket in self._buckets if bucket.grad_shard is not None]
+        shards: list[Any] = [bucket.grad_shard for bucket in self._buckets]
         norms = [torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards]
         square = torch.stack(norms).square().sum()
         api.all_reduce(square, group=self.group)

@@ -1,13 +1,5 @@
-"""Layers, tokens and sequences that are split over the ranks.
+"""Models split over the ranks: `tensor`, `sequence`, `context`; all axes at once in `mesh`."""
 
-================  ==========================================================================
-`conjugate`       collectives forward, and their transposes backward
-`tensor`          layers, and tokens between them, split over the ranks
-`context`         sequences split over the ranks: ring attention
-`mesh`            data, pipeline and tensor parallel at once
-================  ==========================================================================
-"""
+from ringcoll.training.split import conjugate
 
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__all__ = ["conjugate"]

@@ -40,8 +40,8 @@ from torch.autograd import Function
 from ringcoll.runtime.collectives import as_group
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.group import Work
-from ringcoll.training.model_on_ranks import require
-from ringcoll.training.task import Attention, Transformer
+from ringcoll.training.arguments import require
+from ringcoll.training.models import Attention, Transformer
 
 
 def places(tokens: int, rank: int, world_size: int) -> Tensor:

@@ -29,12 +29,12 @@ from torch import Tensor
 
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.watch import phase
-from ringcoll.training.data.parallel import average_gradients
-from ringcoll.training.model_on_ranks import require
+from ringcoll.training.arguments import require
+from ringcoll.training.data.averages import average_gradients
+from ringcoll.training.models import Transformer, next_token_loss, stages
 from ringcoll.training.pipeline.pipeline_schedule import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
 from ringcoll.training.split.tensor import tensor_parallel
-from ringcoll.training.task import Transformer, next_token_loss, stages
 
 AXES = ("data", "pipeline", "tensor")
 _USES = {

@@ -16,14 +16,8 @@ the other one takes split. So a perceptron, and attention by heads, cost one all
 and one backward, each of the layer's activations: batch x tokens x width numbers. The collectives
 between the layers are in `ringcoll.training.split.conjugate`.
 
-*Sequence parallel*: between the split layers (layer norms, the ways around) every rank would do
-the same work on the same activations. Instead each rank keeps the activations of its share of the
-tokens; `gathered_to_add` enters a split layer in place of `copied`, and `reduced_and_split` leaves
-it in place of `reduced`. As many bytes travel, and 1/k of those activations is kept.
-
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
-Parallelism", 2019; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-Models", MLSys 2023 (sequence parallel).
+Parallelism", 2019.
 """
 
 from __future__ import annotations
@@ -38,14 +32,15 @@ from torch.nn import functional
 
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.collectives import as_group
-from ringcoll.training.model_on_ranks import require
+from ringcoll.training.arguments import require
+from ringcoll.training.models import Attention, Perceptron, Transformer
 from ringcoll.training.split import conjugate
-from ringcoll.training.task import Attention, Perceptron, Transformer
+from ringcoll.training.split.sequence import keep_own_tokens
 
 _Collective = Callable[[Tensor], Tensor]  # a pair of `conjugate`, on the ranks of a group
 
 
-def shard_of(tensor: Tensor, group: Any, dim: int, what: str) -> Tensor:
+def _shard_of(tensor: Tensor, group: Any, dim: int, what: str) -> Tensor:
     """Copy of this rank's piece of a tensor; ``what`` is the dimension's name for the error."""
     member = as_group(group)
     require(tensor.shape[dim] % member.size() == 0, "model",
@@ -61,10 +56,10 @@ class ColumnLinear(nn.Module):
     def __init__(self, whole: nn.Linear, group: Any) -> None:
         super().__init__()
         width = "width of the layer's output"
-        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, width))
+        self.weight = nn.Parameter(_shard_of(whole.weight, group, 0, width))
         self.bias = None
         if whole.bias is not None:
-            self.bias = nn.Parameter(shard_of(whole.bias, group, 0, width))
+            self.bias = nn.Parameter(_shard_of(whole.bias, group, 0, width))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., inputs) to (..., outputs / k)."""
@@ -81,7 +76,7 @@ class RowLinear(nn.Module):
         self, whole: nn.Linear, group: Any, leave: _Collective, *, share: bool = False
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(shard_of(whole.weight, group, 1, "width of the layer's input"))
+        self.weight = nn.Parameter(_shard_of(whole.weight, group, 1, "width of the layer's input"))
         self.bias = None
         if whole.bias is not None:
             self.bias = nn.Parameter(whole.bias.detach().clone())
@@ -94,24 +89,6 @@ class RowLinear(nn.Module):
             return outputs
         bias = conjugate.copied(self.bias, self._group) if self._share else self.bias
         return outputs + bias
-
-
-class SharedNorm(nn.Module):
-    """A layer norm of which each rank applies a copy to its own tokens."""
-
-    def __init__(self, whole: nn.LayerNorm, group: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(whole.weight.detach().clone())
-        self.bias = None
-        if whole.bias is not None:
-            self.bias = nn.Parameter(whole.bias.detach().clone())
-        self._eps, self._group = whole.eps, group
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(batch, tokens / k, width) to the same."""
-        weight = conjugate.copied(self.weight, self._group)
-        bias = None if self.bias is None else conjugate.copied(self.bias, self._group)
-        return functional.layer_norm(inputs, weight.shape, weight, bias, self._eps)
 
 
 def _before(module: nn.Module, function: _Collective) -> None:
@@ -156,10 +133,7 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
     if sequence:
         enter = partial(conjugate.gathered_to_add, group=group)
         leave = partial(conjugate.reduced_and_split, group=group)
-        model.embedding.register_forward_hook(
-            lambda _, inputs, output: conjugate.split(output, group, 1)
-        )
-        _before(model.head.scores, partial(conjugate.gathered, group=group, dim=1))
+        keep_own_tokens(model, group)
     for module in list(model.modules()):
         if isinstance(module, Attention):
             for name in ("query", "key", "value"):
@@ -170,7 +144,4 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
             module.widen = ColumnLinear(module.widen, group)  # type: ignore[assignment]
             module.narrow = RowLinear(module.narrow, group, leave, share=sequence)  # type: ignore[assignment]
             _before(module, enter)
-        for name, child in list(module.named_children()):
-            if sequence and isinstance(child, nn.LayerNorm) and child.elementwise_affine:
-                setattr(module, name, SharedNorm(child, group))
     return model

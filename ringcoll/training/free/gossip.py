@@ -1,14 +1,12 @@
-"""Averages of models: gossip with a few neighbours, and local SGD, every H steps.
+"""Gossip: each rank averages its model with those of a few neighbours, after each step.
 
 Problem: an all-reduce of the gradients in every step needs a fast network, and ends when the
-slowest rank has come. Here each rank takes steps of its own optimizer, and models are averaged.
-`slowed` makes a rank slow on purpose.
-
-In *gossip* a rank never meets all others. After each step it replaces its parameters x by a
-weighted average with those of its neighbours, ``x_i <- sum_j W_ij x_j``. The *mixing matrix* W is
-doubly stochastic: rows that add up to 1 make a rank's result an average, and columns that add up to
-1 keep the average over all ranks, so that nothing of any gradient is lost. By how much the ranks
-still differ shrinks in each step by a factor of at least rho; ``1 - rho`` is the *spectral gap*.
+slowest rank has come. In gossip a rank never meets all others. After each step of its own optimizer
+it replaces its parameters x by a weighted average with those of its neighbours,
+``x_i <- sum_j W_ij x_j``. The *mixing matrix* W is doubly stochastic: rows that add up to 1 make a
+rank's result an average, and columns that add up to 1 keep the average over all ranks, so that
+nothing of any gradient is lost. The difference between the ranks shrinks in each step by a factor
+of at least rho; ``1 - rho`` is the *spectral gap*.
 
 Ring: rank i averages with i - 1 and i + 1, each with weight 1/3. Two messages a step; the gap
 shrinks like 1/k^2. One-peer exponential graph: in step t rank i averages with i + 2^t, each with
@@ -30,51 +28,27 @@ The weights are data: `mixing_matrix` returns exact fractions, and `check_mixing
 >>> [round(spectral_gap("exponential", k), 3) for k in (2, 3, 4, 6, 8, 16)]
 [1.0, 0.5, 1.0, 0.4, 1.0, 1.0]
 
-In *local SGD* each rank takes H steps of its own optimizer, the *inner* one, and only then the
-ranks meet: 1/H of the bytes is sent, and a rank that is late for once delays the others only if it
-is late over H steps.
-
-All ranks keep the parameters a of their last meeting. At the next meeting rank i has x_i. The ranks
-average ``d = mean_i(a - x_i)``, an *outer* optimizer takes one step on a with d as its gradient;
-then all ranks go on from a. The usual outer optimizer is SGD of learning rate 1: the average, as
-``a - d = mean_i(x_i)``.
-
-The difference is averaged by an all-reduce, which gives the same bits on all ranks: so a, and the
-outer optimizer's state, are the same everywhere without being sent. The states of the inner
-optimizers stay on their ranks. The cost: the bytes of the parameters, all-reduced once in H steps;
-a copy of the parameters, and the outer optimizer's state.
-
 Source: Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019 (directed
 graphs; with doubly stochastic matrices their weights of push-sum stay 1); Ying et al., "Exponential
-Graph is Provably Efficient for Decentralized Deep Training", NeurIPS 2021 (one peer, exactness);
-Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
+Graph is Provably Efficient for Decentralized Deep Training", NeurIPS 2021 (one peer, exactness).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch import nn
 
-from ringcoll.runtime.collectives import as_group
-from ringcoll.runtime.collectives import functions as api
+from ringcoll.training.arguments import GRAPHS, require
 from ringcoll.training.messages import Messages
-from ringcoll.training.model_on_ranks import FlatParameters, begin_alike, require, trained
-from ringcoll.training.names import GRAPHS
+from ringcoll.training.model_on_ranks import FlatParameters, begin_alike
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 """Row i holds the weights with which rank i adds up the parameters of all ranks."""
-
-OuterOptimizer = Callable[[list[Tensor]], Optimizer]
-"""Makes the outer optimizer from the parameters of the last meeting."""
 
 
 def period(graph: str, world_size: int) -> int:
@@ -189,107 +163,3 @@ class Gossip:
         self._params.write(average)
         self._step += 1
         self.nbytes_sent += len(sends) * own.nbytes
-
-
-class LocalSGD:
-    """Averages the parameters of a module every H steps.
-
-    ::
-
-        averaging = LocalSGD(model, every=8)         # rank 0's parameters go to all ranks
-        for inputs, targets in batches:              # of this rank
-            optimizer.zero_grad()
-            loss(model(inputs), targets).backward()
-            optimizer.step()
-            averaging.step()
-
-    ``nbytes_sent`` counts the bytes that this rank has sent so far, as a ring sends them.
-
-    Parameters
-    ----------
-    module
-        Module; the same parameters on all ranks, any shapes and dtypes.
-    every
-        Number of steps H from one meeting to the next, at least 1.
-    outer
-        Makes the outer optimizer; by default SGD of learning rate 1, which is the average.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        group: Any = None,
-        *,
-        every: int,
-        outer: OuterOptimizer | None = None,
-    ) -> None:
-        k, never = as_group(group).size(), "the ranks would never meet"
-        require(every >= 1, "every", never, "at least 1 step", every, as_group(group).rank())
-        self._params = list(trained(module).values())
-        begin_alike(module, group)
-        self._group, self._every, self._steps = group, every, 0
-        self._anchors = [param.detach().clone() for param in self._params]  # of the last meeting
-        self._outer = (outer or partial(SGD, lr=1.0))(self._anchors)
-        self._nbytes = 2 * (k - 1) * sum(anchor.nbytes for anchor in self._anchors) // k
-        self.nbytes_sent = 0
-
-    def kept(self) -> list[Tensor]:
-        """Parameters and the outer optimizer's state, kept until the next meeting."""
-        values = [value for state in self._outer.state.values() for value in state.values()]
-        return [*self._anchors, *(value for value in values if isinstance(value, Tensor))]
-
-    @torch.no_grad()
-    def step(self) -> bool:
-        """Count a step of the inner optimizer; meet the other ranks in every H-th step.
-
-        It returns whether the ranks have met, so that all have the same parameters.
-        """
-        self._steps += 1
-        if self._steps % self._every:
-            return False
-        differences = []
-        for anchor, param in zip(self._anchors, self._params, strict=True):
-            anchor.grad = anchor - param
-            differences.append(anchor.grad)
-        api.all_reduce_coalesced(differences, dist.ReduceOp.AVG, self._group)
-        self._outer.step()
-        for anchor, param in zip(self._anchors, self._params, strict=True):
-            param.copy_(anchor)
-        self.nbytes_sent += self._nbytes
-        return True
-
-
-@contextmanager
-def slowed(
-    factor: float,
-    *,
-    least_s: float = 0.0,
-    clock: Callable[[], float] = time.perf_counter,
-    sleep: Callable[[float], object] = time.sleep,
-) -> Iterator[None]:
-    """Make a block last longer, by sleeping at its end.
-
-    ::
-
-        with slowed(2.0 if rank == 3 else 1.0, least_s=0.01):
-            loss(model(inputs), targets).backward()
-
-    Parameters
-    ----------
-    factor
-        Time of the block over the time that it takes by itself, at least 1.
-    least_s
-        Time, in seconds, that the block takes by itself at least. With a time far above the time of
-        computing, ranks that share a core are as fast as ranks with a core each.
-    clock, sleep
-        Clock, and how to wait, in seconds.
-    """
-    for argument, value, least in (("factor", factor, 1), ("least_s", least_s, 0)):
-        message = "a block cannot last shorter than it does"
-        require(value >= least, argument, message, f"at least {least}", value)
-    begin_s = clock()
-    yield
-    took_s = clock() - begin_s
-    remaining_s = factor * max(took_s, least_s) - took_s
-    if remaining_s > 0:
-        sleep(remaining_s)

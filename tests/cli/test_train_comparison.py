@@ -12,16 +12,18 @@ import torch.distributed as dist
 
 from ringcoll import testing
 from ringcoll.tools.bench import Meeting
-from ringcoll.tools.bench.training import NATIVE_TRAINER, Contender, _compare
+from ringcoll.tools.cli.train import NATIVE_TRAINER, Contender, _compare, _ContenderOnRank
 
 
 def runner(contender: Contender, parameters: list[float]) -> Any:
     """A contender that has trained on this rank, with these parameters at the end."""
     trainer = SimpleNamespace(whole=lambda: {"weight": torch.tensor(parameters)}, peak=None)
-    return SimpleNamespace(
+    run = object.__new__(_ContenderOnRank)
+    vars(run).update(
         contender=contender, trainer=trainer, first=None, start=torch.zeros(2), start_loss=1.0,
         epochs=[], steps_s=[1.0 + dist.get_rank(), 1.0], bubbles=[], overlaps=[], nbytes_sent=10,
     )  # fmt: skip
+    return run
 
 
 def compared() -> list[tuple[float, float, float, float]]:

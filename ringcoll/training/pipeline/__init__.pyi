@@ -1,2 +1,0 @@
-from .runner import Pipeline as Pipeline
-from .runner import PipelineReport as PipelineReport
