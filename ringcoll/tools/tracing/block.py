@@ -32,7 +32,9 @@ from ringcoll.runtime.machine import (
 )
 from ringcoll.runtime.transport import Message
 from ringcoll.runtime.watch import PhaseLog
-from ringcoll.tools.tracing.recorder import Clocks, Records, Sighting, Tracer
+from ringcoll.tools.tracing.clocks import ReadClock, Sighting
+from ringcoll.tools.tracing.recorder import Tracer
+from ringcoll.tools.tracing.records import Records
 from ringcoll.tools.tracing.summary import PhaseTimes, Shares, findings, summarize, summarize_phases
 from ringcoll.tools.tracing.trace_events import document
 
@@ -87,7 +89,7 @@ def trace(
     also: Iterable[Any] = (),
     device: torch.device | str = "cpu",
     max_operations: int = _MOST,
-    clock: Clocks = time.perf_counter_ns,
+    clock: ReadClock = time.perf_counter_ns,
 ) -> Iterator[Recording]:
     """Trace the operations of a group, and the phases of this thread; all its ranks do so together.
 
@@ -218,7 +220,7 @@ def _take(log: PhaseLog, records: Records, ranks: list[int]) -> None:
 
 
 def _meet(
-    member: Communicator, clock: Clocks, into: list[Sighting], then: Callable[[], None]
+    member: Communicator, clock: ReadClock, into: list[Sighting], then: Callable[[], None]
 ) -> None:
     """Compare clocks, as an operation of the group, and then call a function."""
 
@@ -229,7 +231,7 @@ def _meet(
     member.in_turn(compare, "trace")
 
 
-def _compare(member: Communicator, clock: Clocks, into: list[Sighting]) -> None:
+def _compare(member: Communicator, clock: ReadClock, into: list[Sighting]) -> None:
     """Play ping-pong between rank 0 and each other rank, which notes both messages."""
     rank = member.rank
     for peer in range(1, member.world_size):
@@ -240,7 +242,7 @@ def _compare(member: Communicator, clock: Clocks, into: list[Sighting]) -> None:
                 into += _ping(member, clock)
 
 
-def _ping(member: Communicator, clock: Clocks) -> list[Sighting]:
+def _ping(member: Communicator, clock: ReadClock) -> list[Sighting]:
     token, answer = torch.zeros(2, 1, dtype=torch.int64, device="cpu")
     transport, limit_s = member.transport, member.timeout_s
     (arriving,) = transport.post([Message(0, answer, _TAG)], [])
@@ -253,7 +255,7 @@ def _ping(member: Communicator, clock: Clocks) -> list[Sighting]:
     return [Sighting(member.rank, 0, sent, there), Sighting(0, member.rank, there, received)]
 
 
-def _answer(member: Communicator, clock: Clocks, peer: int) -> None:
+def _answer(member: Communicator, clock: ReadClock, peer: int) -> None:
     token, answer = torch.zeros(2, 1, dtype=torch.int64, device="cpu")
     transport, limit_s = member.transport, member.timeout_s
     (arriving,) = transport.post([Message(peer, token, _TAG)], [])

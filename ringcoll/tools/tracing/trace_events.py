@@ -12,15 +12,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ringcoll.runtime.watch import PhaseSpan, ThreadWait
-from ringcoll.tools.tracing.recorder import (
-    Clock,
-    MessageEnd,
-    Records,
-    Sighting,
-    Span,
-    TracedOperation,
-    agree,
-)
+from ringcoll.tools.tracing.clocks import Clock, Sighting, agree
+from ringcoll.tools.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.tools.tracing.summary import (
     PhaseTimes,
     findings,
