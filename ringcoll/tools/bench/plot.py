@@ -23,7 +23,7 @@ from ringcoll.schedules import Counts
 from ringcoll.schedules.cost import Bound
 from ringcoll.tools.bench.measure import Result
 from ringcoll.tools.bench.reports import label
-from ringcoll.tools.bench.rounds import as_size
+from ringcoll.tools.bench.units import as_size
 from ringcoll.training import Kind, ModelStates, PipelineSchedule, timed_actions
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def draw(curves: Mapping[str, Sequence[Result]], title: str, whose: str = "slowe
     sizes: set[int] = set()
     for name, results in curves.items():
         points = [
-            (result, result.timed.summary)
+            (result, result.summary)
             for result in sorted(results, key=lambda result: result.nbytes)
             if result.timed is not None
         ]
@@ -201,7 +201,6 @@ def _spread_labels(figure: Figure) -> None:
             wide, high = extent.width, extent.height
             dxs = (8, -8 - wide, *(k * 12 - wide / 2 for k in range(-12, 13)))
             dys = (-high / 2, *(k * 8 - high / 2 for k in range(-24, 25)))
-
             for dx, dy in sorted(product(dxs, dys), key=partial(_distance, wide, high)):
                 box = Bbox.from_bounds(x + dx - 3, y + dy - 2, wide + 6, high + 4)
                 inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
@@ -216,10 +215,6 @@ def save(figure: Figure, path: Path) -> None:
     picture = BytesIO()
     figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
     replace_file(path, picture.getvalue())
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def loss_curves(panels: Sequence[Axes], curves: Mapping[str, LossCurve]) -> None:

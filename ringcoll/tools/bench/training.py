@@ -31,9 +31,9 @@ from ringcoll.runtime.collectives import barrier
 from ringcoll.runtime.launch import report
 from ringcoll.runtime.machine import UserModule
 from ringcoll.tools.bench.contenders import Buffers, Workload, caller
-from ringcoll.tools.bench.measure import Meeting
 from ringcoll.tools.bench.names import BUCKET_BYTES, EPOCHS, WIRE_NAMES
-from ringcoll.tools.bench.rounds import Summary, summarize
+from ringcoll.tools.bench.rounds import Meeting
+from ringcoll.tools.bench.units import Summary, summarize
 from ringcoll.tools.tracing import PhaseTimes, Recording, Shares
 from ringcoll.training import (
     Gradients,

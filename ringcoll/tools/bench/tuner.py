@@ -39,11 +39,11 @@ from ringcoll.schedules.cost import (
 from ringcoll.tools.bench.contenders import Workload, check_transport, shape
 from ringcoll.tools.bench.measure import BenchRequest, Result, device_of
 from ringcoll.tools.bench.measure import measure as measure_all
-from ringcoll.tools.bench.rounds import Summary
+from ringcoll.tools.bench.units import Summary
 
 _TIMES = 5  # that the costs are measured
-_NOISE = 1.1  # times as slow is as fast
-_HOPELESS = 4.0  # times as slow as the best, by prediction, which is wrong by less
+_NOISE_RATIO = 1.1  # times as slow is as fast
+_MOST_TIMES_SLOWER = 4.0  # times as slow as the best, by prediction, which is wrong by less
 _LIMIT_S = 30.0
 
 
@@ -132,7 +132,7 @@ def promising(
     """Algorithms of the library that are worth measuring at a size; all without costs."""
     if costs is not None:
         predicted = predictions(collective, nbytes, world_size, costs)
-        limit_s = _HOPELESS * predicted[0].seconds
+        limit_s = _MOST_TIMES_SLOWER * predicted[0].seconds
         return tuple(each.algorithm for each in predicted if each.seconds <= limit_s)
     unequal = not contract(collective).common_lengths
     return tuple(
@@ -175,7 +175,7 @@ def findings(results: Iterable[Result], table: Table) -> list[Finding]:
     for result in results:
         if result.timed is not None:
             key = result.workload.collective, result.nbytes
-            rows.setdefault(key, {})[result.contender] = result.timed.summary
+            rows.setdefault(key, {})[result.contender] = result.summary
     comparisons = []
     for workload, summaries in rows.items():
         medians_s = {name: summary.p50_s for name, summary in summaries.items()}
@@ -229,7 +229,7 @@ def rules_from(
 
 
 def _algorithm(finding: Finding) -> str:
-    return AUTO if finding.ratio <= _NOISE else finding.best
+    return AUTO if finding.ratio <= _NOISE_RATIO else finding.best
 
 
 def _segment_bytes(collective: str, algorithm: str, device: str) -> int | None:

@@ -2,9 +2,9 @@
 
 ================  =====================================================
 `app`             the group of commands, how they describe themselves, and how they end
-`output`          what commands write: tables, JSON, CSV, progress, pictures
+`output`          the output of commands: tables, JSON, CSV, progress, pictures
 `options`         arguments and options that several commands take
-`measuring`       what the commands that measure share
+`measuring`       options and ranks of the commands that measure
 `listing`         ``ringcoll list``, ``ringcoll new`` and ``ringcoll export``
 `show`            ``ringcoll show``
 `prove`           proofs in words and as data

@@ -77,7 +77,7 @@ _RENAMED = {
     "order": "verify ALGORITHM --order",
     "pareto": "plot pareto",
 }
-"""The commands that are gone, and what does the same."""
+"""The commands that are gone, and their successors."""
 
 _EXAMPLES = """
 ringcoll list all_reduce
@@ -152,8 +152,8 @@ class _CannotDoError(click.ClickException):
 
 
 @contextmanager
-def _for_print() -> Iterator[None]:
-    """Let an error say what the user, or a file, has said in characters that are for print."""
+def _printable_errors() -> Iterator[None]:
+    """Replace the characters in errors that are not for print; users and files bring them."""
     try:
         yield
     except click.ClickException as error:
@@ -201,19 +201,23 @@ class _Commands(click.Group):
         ] + click.Command.shell_complete(self, ctx, incomplete)
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        with _for_print():
+        with _printable_errors():
             return super().make_context(*args, **settings)
 
-    @_for_print()
+    @_printable_errors()
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
             if sys.stdout is not None:
-                sys.stdout.flush()  # what does not fit on a disk is said here, and not at the end
+                sys.stdout.flush()  # a full disk is an error here, and not at Python's end
         except (RingcollError, TimeoutError) as error:  # or ranks were not done in time
             raise _CannotDoError(f"{error}{nearest(error)}") from error
         except OSError as error:  # of a file, of the output, or of a limit of the system
-            _give_up_output()
+            try:
+                sys.stdout.flush()
+            except OSError:  # or Python would write the rest of the output when it ends
+                with suppress(OSError):  # again, and yet it closes
+                    sys.stdout.close()
             name = error.filename or ("the output" if _is_of_output(error) else "")
             reason = error.strerror or str(error)
             raise _CannotDoError(f"{name}: {reason}" if name else reason) from error
@@ -228,15 +232,6 @@ def _is_of_output(error: OSError) -> bool:
     *_, (frame, _) = walk_tb(error.__traceback__)
     prints = ("click.utils", "rich.console", "ringcoll.tools.cli.output", __name__)
     return frame.f_globals["__name__"] in prints
-
-
-def _give_up_output() -> None:
-    """Keep Python from writing the rest of the output, if it cannot be written, when it ends."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with suppress(OSError):  # again, and yet it closes
-            sys.stdout.close()
 
 
 def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | None) -> None:

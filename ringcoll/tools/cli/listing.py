@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import keyword
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -205,17 +206,15 @@ def _check(collective: str, name: str) -> None:
     """Make sure that an algorithm can have a name, and a module the same name."""
     if not (_SKELETONS / f"{collective}.txt").exists():
         raise click.BadParameter(f"{collective} has no skeleton", param_hint="COLLECTIVE")
+    wrong = ""
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise click.BadParameter(
-            f"{name!r} cannot be the name of a Python function", param_hint="NAME"
-        )
-    taken = {entry.name for entry in algorithms(collective)} | {*ALIASES, "auto", "native"}
-    if name in taken:
-        raise click.BadParameter(
-            f"{collective} already has an algorithm {name!r}", param_hint="NAME"
-        )
-    if not Path(f"{name}.py").exists() and find_spec(name) is not None:
-        raise click.BadParameter(f"there is a Python module {name!r}", param_hint="NAME")
+        wrong = f"{name!r} cannot be the name of a Python function"
+    elif name in {entry.name for entry in algorithms(collective)} | {*ALIASES, "auto", "native"}:
+        wrong = f"{collective} already has an algorithm {name!r}"
+    elif not Path(f"{name}.py").exists() and find_spec(name) is not None:
+        wrong = f"there is a Python module {name!r}"
+    if wrong:
+        raise click.BadParameter(wrong, param_hint="NAME")
 
 
 # --- export -----------------------------------------------------------------------------
@@ -257,7 +256,14 @@ def export(
         raise click.UsageError(f"--max-steps is for msccl, not for {kind}")
     entry, schedule, title = options.asked_schedule(**asked)
     options.proved(entry, schedule, asked["num_hosts"])
-    text = _text(schedule, kind, max_steps or 64)
+    from ringcoll.lab.formats import to_msccl, to_mscclpp
+
+    writers: dict[str, Callable[[Schedule], str]] = {
+        "msccl": partial(to_msccl, max_steps=max_steps or 64),
+        "mscclpp": to_mscclpp,
+        "text": Schedule.to_text,
+    }
+    text = writers[kind](schedule)
     if file is not None:
         replace_file(file, text)
     if as_json:
@@ -267,12 +273,3 @@ def export(
         echo(f"Wrote {title} to {file}, {len(text)} bytes.")
     else:
         echo(text, nl=False)
-
-
-def _text(schedule: Schedule, kind: str, max_steps: int) -> str:
-    """The text of the file."""
-    from ringcoll.lab.formats import to_msccl, to_mscclpp
-
-    if kind == "msccl":
-        return to_msccl(schedule, max_steps=max_steps)
-    return to_mscclpp(schedule) if kind == "mscclpp" else schedule.to_text()

@@ -1,4 +1,4 @@
-"""Programs on ranks: ``ringcoll run`` starts and ends them, ``ringcoll dump`` says what they do."""
+"""Programs on ranks: ``ringcoll run`` starts and ends them, ``ringcoll dump`` shows their state."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # as t
 _ANSWER_S = 2.0  # a thread that is woken answers in milliseconds, on a busy machine later
 _COMMAND = 60  # characters
 
+Processes = list[subprocess.Popen[bytes]]
 Records = list[dict[str, Any]]
 
 
@@ -70,22 +71,20 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
     if not Path(script).is_file():
         raise click.BadParameter(f"File {script!r} does not exist.", param_hint="'SCRIPT'")
     store = served()
-    shared = (
-        {"GLOO_SOCKET_IFNAME": "lo"}
-        | os.environ
-        | {
-            "WORLD_SIZE": f"{world_size}",
-            "LOCAL_WORLD_SIZE": f"{world_size}",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": f"{store.port}",
-            # torch's words for a store that the launcher holds, so that rank 0 serves none
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-        }
-    )
-    lost: list[OSError] = []  # why what the ranks print cannot be written
-    heard: list[int] = []  # signals that end the command
-    ranks: list[subprocess.Popen[bytes]] = []
+    shared = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        **os.environ,
+        "WORLD_SIZE": f"{world_size}",
+        "LOCAL_WORLD_SIZE": f"{world_size}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": f"{store.port}",
+        # torch's words for a store that the launcher holds, so that rank 0 serves none
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    write_errors: list[OSError] = []  # errors of writing the output of ranks
+    signals: list[int] = []  # signals that end the command
+    ranks: Processes = []
     readers: list[threading.Thread] = []
 
     def pause(*_: object) -> None:
@@ -94,8 +93,8 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
         _send(ranks, signal.SIGCONT)
 
     handlers: dict[int, Callable[..., object]] = {signal.SIGTSTP: pause}
-    handlers |= dict.fromkeys(_ENDING, lambda number, _: heard.append(number))
-    # What is ignored, as below nohup, stays so, for the ranks, too.
+    handlers |= dict.fromkeys(_ENDING, lambda number, _: signals.append(number))
+    # A signal that is ignored, as below nohup, stays ignored, by the ranks, too.
     handlers = {n: f for n, f in handlers.items() if signal.getsignal(n) is not signal.SIG_IGN}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     ended, running = os.pipe()
@@ -112,26 +111,26 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
             ranks.append(process)
             for source, to in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert source is not None
-                passed = (rank, _Output(source, ended), to, lost)
+                passed = (rank, _Output(source, ended), to, write_errors)
                 readers.append(threading.Thread(target=_pass_on, args=passed, daemon=True))
                 readers[-1].start()
-        status = _status(ranks, resilient, lost, heard)
+        status = _status(ranks, resilient, write_errors, signals)
     finally:
-        _end(ranks, heard)
+        _end(ranks, signals)
         os.close(running)
         for number, handler in before.items():
             signal.signal(number, handler)
     deadline = time.monotonic() + _GRACE_S
     for reader in readers:
-        # Whoever has ended the command does not wait for those who read its output.
-        reader.join(max(0.0, deadline - time.monotonic()) if heard else None)
-    if signal.SIGINT in heard:
+        # A command that a signal ends does not wait for the readers of its output.
+        reader.join(max(0.0, deadline - time.monotonic()) if signals else None)
+    if signal.SIGINT in signals:
         raise KeyboardInterrupt
     sys.exit(status)
 
 
 class _Output(io.RawIOBase):
-    """What a rank writes until all ranks have ended; other processes may hold the pipe for ever."""
+    """The output of a rank until all ranks have ended; a pipe may stay open in other processes."""
 
     def __init__(self, pipe: Any, ended: int) -> None:
         self._pipe, self._ended, self._left = pipe, ended, _PIPE_NBYTES
@@ -141,7 +140,7 @@ class _Output(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what is there, or wait for more."""
+        """Read bytes, or wait for some."""
         if self._ended in _readable(self._pipe.fileno(), self._ended):
             if self._left <= 0 or not _readable(self._pipe.fileno(), limit_ms=0):
                 return 0
@@ -157,7 +156,7 @@ def _readable(*descriptors: int, limit_ms: int | None = None) -> list[int]:
     return [descriptor for descriptor, _ in waiting.poll(limit_ms)]
 
 
-def _pass_on(rank: int, output: _Output, to: TextIO, lost: list[OSError]) -> None:
+def _pass_on(rank: int, output: _Output, to: TextIO, write_errors: list[OSError]) -> None:
     """Pass on the lines of a rank, or drop them: a rank with a full pipe would wait for ever."""
     for line in io.TextIOWrapper(io.BufferedReader(output), errors="replace"):
         text = f"[rank {rank}] {line}".removesuffix("\n") + "\n"
@@ -165,18 +164,18 @@ def _pass_on(rank: int, output: _Output, to: TextIO, lost: list[OSError]) -> Non
             to.write(text.encode(to.encoding, "replace").decode(to.encoding))
             to.flush()
         except OSError as error:
-            lost.append(OSError(error.errno, error.strerror, "the output"))
+            write_errors.append(OSError(error.errno, error.strerror, "the output"))
 
 
 def _status(
-    ranks: list[subprocess.Popen[bytes]], resilient: bool, lost: list[OSError], heard: list[int]
+    ranks: Processes, resilient: bool, write_errors: list[OSError], signals: list[int]
 ) -> int:
-    """Wait for the ranks; the exit status of all of them. Raises what their output is lost for."""
+    """Wait for the ranks; the exit status of all. Raises the first error of writing."""
     failed: list[int] = []
     left = {*range(len(ranks))}
     while left:
-        if heard:
-            return 128 + heard[0]
+        if signals:
+            return 128 + signals[0]
         for rank in [rank for rank in sorted(left) if ranks[rank].poll() is not None]:
             left.remove(rank)
             code = ranks[rank].returncode
@@ -186,13 +185,13 @@ def _status(
                 failed.append(128 - code if code < 0 else code)
         if failed and not resilient:
             return failed[0]
-        if lost:
-            raise lost[0]
+        if write_errors:
+            raise write_errors[0]
         time.sleep(_LOOK_S)
     return 0 if len(failed) < len(ranks) else failed[0]
 
 
-def _send(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
+def _send(ranks: Processes, number: int) -> None:
     """Send a signal to the ranks that live, and to the processes that these have started."""
     for process in ranks:
         if process.poll() is None:
@@ -200,12 +199,12 @@ def _send(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
                 os.killpg(process.pid, number)
 
 
-def _end(ranks: list[subprocess.Popen[bytes]], heard: list[int]) -> None:
-    """End the ranks that have not ended: by the signal that was heard; a second one kills them."""
-    _send(ranks, heard[0] if heard else signal.SIGTERM)
-    num_heard, deadline = len(heard), time.monotonic() + _GRACE_S
+def _end(ranks: Processes, signals: list[int]) -> None:
+    """End the ranks that have not ended: by the first signal; a second signal kills them."""
+    _send(ranks, signals[0] if signals else signal.SIGTERM)
+    num_heard, deadline = len(signals), time.monotonic() + _GRACE_S
     while any(process.poll() is None for process in ranks):
-        if len(heard) > num_heard or time.monotonic() > deadline:
+        if len(signals) > num_heard or time.monotonic() > deadline:
             _send(ranks, signal.SIGKILL)
         time.sleep(_LOOK_S)
 
@@ -258,13 +257,9 @@ def _asked() -> tuple[Records, dict[int, str]]:
 
 
 def _of_job(pid: int, records: Records, silent: dict[int, str]) -> tuple[Records, dict[int, str]]:
-    known = {*silent, *(record["pid"] for record in records)}
-    known |= {
-        other
-        for record in records
-        for group in record["groups"]
-        for other in group["pids"].values()
-    }
+    asked = {record["pid"] for record in records}
+    groups = [group for record in records for group in record["groups"]]
+    known = asked.union(silent, *(group["pids"].values() for group in groups))
     pids = {pid} if pid in known else {other for other in known if pid in _ancestors(other)}
     chosen, named = related(records, pids)
     if not chosen:
@@ -276,7 +271,6 @@ def _of_job(pid: int, records: Records, silent: dict[int, str]) -> tuple[Records
             expected="a process that `ringcoll dump` lists",
             got=pid,
         )
-    asked = {record["pid"] for record in records}
     return chosen, {other: silent.get(other) or in_words(other) for other in named - asked}
 
 

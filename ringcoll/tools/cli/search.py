@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -118,9 +119,7 @@ def search(
         print_json(facts | {"schedules": rows, "registered": others, "left_out": left_out})
         return
     _print_front(front, rows, others[:_REGISTERED])
-    if left_out:
-        echo()
-        print_text(f"not simulated, as they have too many messages: {', '.join(left_out)}")
+    _print_left_out(left_out)
     if file is not None and times:
         written = times[fastest]
         echo(f"\nWrote {file}: the text of {written.algorithm}.")
@@ -150,9 +149,13 @@ def _print_front(
         ("not decided with this --effort", front.unknown),
     ):
         if shapes:
-            echo()
             words = ", ".join("/".join(map(str, shape)) for shape in shapes)
-            print_text(f"{verdict} (steps/rounds/chunks): {words}")
+            print_text("", f"{verdict} (steps/rounds/chunks): {words}")
+
+
+def _print_left_out(names: Sequence[str]) -> None:
+    if names:
+        print_text("", f"not simulated, as they have too many messages: {', '.join(names)}")
 
 
 def _us(row: dict[str, Any]) -> str:
@@ -221,7 +224,16 @@ def fit_command(
         assert content is not None
         write_fit(file, content)
     if as_json:
-        print_json({"network": topology.name, "fits": [*map(_fit_as_data, fits)]})
+        data = [
+            {
+                "collective": fitted.collective,
+                "world_size": topology.world_size,
+                "ranges": [*map(_range_as_data, fitted.ranges)],
+                "left_out": fitted.left_out,
+            }
+            for fitted in fits
+        ]
+        print_json({"network": topology.name, "fits": data})
         return
     for fitted in fits:
         _print_fit(fitted)
@@ -229,24 +241,16 @@ def fit_command(
         echo(f"\nWrote {file}." if better else f"\n{file} is not written.")
 
 
-def _fit_as_data(fitted: Fit) -> dict[str, Any]:
+def _range_as_data(fit_range: FitRange) -> dict[str, Any]:
     return {
-        "collective": fitted.collective,
-        "world_size": fitted.topology.world_size,
-        "ranges": [
-            {
-                "from": fit_range.nbytes.first,
-                "to": fit_range.nbytes.end,
-                "size": fit_range.size,
-                **fit_range.winner._asdict(),
-                "segment_bytes": fit_range.segment_bytes,
-                "least_s": fit_range.least_s,
-                "registered": fit_range.plain._asdict(),
-                "reason": fit_range.reason,
-            }
-            for fit_range in fitted.ranges
-        ],
-        "left_out": fitted.left_out,
+        "from": fit_range.nbytes.first,
+        "to": fit_range.nbytes.end,
+        "size": fit_range.size,
+        **fit_range.winner._asdict(),
+        "segment_bytes": fit_range.segment_bytes,
+        "least_s": fit_range.least_s,
+        "registered": fit_range.plain._asdict(),
+        "reason": fit_range.reason,
     }
 
 
@@ -256,9 +260,7 @@ def _print_fit(fitted: Fit) -> None:
     columns = ("bytes", "algorithm", "segments", "time", "bound", "ratio",
                "best in rank order", "time", "faster")  # fmt: skip
     print_table(columns, map(_range_row, fitted.ranges), left=2)
-    if fitted.left_out:
-        left_out = ", ".join(fitted.left_out)
-        print_text(f"\nnot simulated, as they have too many messages: {left_out}")
+    _print_left_out(fitted.left_out)
     if fitted.is_left:
         print_text(
             "\nno schedule is clearly faster than the registered algorithms in rank order: "

@@ -84,7 +84,10 @@ def tune(
     it took longer, a rule is written to the file.
     """
     sizes = options.sizes_between(minbytes, maxbytes, stepfactor)
-    collectives = _collectives(names)
+    collectives = tuple(CONTRACTS)
+    if names is not None:
+        asked = options.names_in(names, "--collectives")
+        collectives = tuple(options.collective_name.convert(name, None, None) for name in asked)
     if graph is not None:
         typed = options.typed(ctx)
         if output is None or typed & _OF_RANKS:
@@ -104,12 +107,10 @@ def tune(
         machine.tuning.read(path)  # raises if the file is something else
     world_size = ranks or 4
     measuring.check_memory(maxbytes, world_size, device)
-    chosen, modules = (
-        (None, ()) if algorithms is None else _chosen(algorithms, collectives, world_size)
-    )
-    plan = lab.tuner.TuningPlan(
-        collectives, sizes, seconds, algorithms=chosen, modules=modules, device=device
-    )
+    plan = lab.tuner.TuningPlan(collectives, sizes, seconds, device=device)
+    if algorithms is not None:
+        chosen, modules = _chosen(algorithms, collectives, world_size)
+        plan = replace(plan, algorithms=chosen, modules=modules)
     facts = lab.environment(world_size) | {"transport": transport}
     if not as_json:
         print_text(f"{lab.ran_on(facts)}; about {seconds:.0f} s", "")
@@ -137,13 +138,6 @@ def tune(
         )
     else:
         _print_tuning(table, findings, path)
-
-
-def _collectives(names: str | None) -> tuple[str, ...]:
-    if names is None:
-        return tuple(CONTRACTS)
-    asked = options.names_in(names, "--collectives")
-    return tuple(options.collective_name.convert(name, None, None) for name in asked)
 
 
 def _chosen(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def trace(
             ends.callback(tracer.detach)
         for member, tracer in zip(traced[1:], tracers[1:], strict=True):
             member.in_turn(tracer.attach, "trace")
-        _meet(meeting, clock, begin, tracers[0].attach)
+        meeting.in_turn(partial(_compare, meeting, clock, begin, tracers[0].attach), "trace")
         # The number of the next operation is the same on all ranks, and never comes again.
         store, key = meeting.store, f"trace/{meeting.num_issued}"
         try:
@@ -187,7 +188,7 @@ def trace(
         _all_have_left(meeting, key)
         for member, tracer in zip(traced[1:], tracers[1:], strict=True):
             member.in_turn(tracer.detach, "trace")
-        _meet(meeting, clock, end, tracers[0].detach)
+        meeting.in_turn(partial(_compare, meeting, clock, end, tracers[0].detach), "trace")
     _take(log, records, _global_ranks(group))
     _write(records, recording, group)
 
@@ -219,27 +220,20 @@ def _take(log: PhaseLog, records: Records, ranks: list[int]) -> None:
             records.waits.append(wait._replace(peer=ranks.index(wait.peer)))
 
 
-def _meet(
+def _compare(
     member: Communicator, clock: ReadClock, into: list[Sighting], then: Callable[[], None]
 ) -> None:
-    """Compare clocks, as an operation of the group, and then call a function."""
+    """Play ping-pong between rank 0 and each other rank, which notes both messages.
 
-    def compare() -> None:
-        _compare(member, clock, into)
-        then()
-
-    member.in_turn(compare, "trace")
-
-
-def _compare(member: Communicator, clock: ReadClock, into: list[Sighting]) -> None:
-    """Play ping-pong between rank 0 and each other rank, which notes both messages."""
-    rank = member.rank
+    It is an operation of the group; at its end a function is called.
+    """
     for peer in range(1, member.world_size):
         for _ in range(_PINGS):
-            if rank == 0:
+            if member.rank == 0:
                 _answer(member, clock, peer)
-            elif rank == peer:
+            elif member.rank == peer:
                 into += _ping(member, clock)
+    then()
 
 
 def _ping(member: Communicator, clock: ReadClock) -> list[Sighting]:

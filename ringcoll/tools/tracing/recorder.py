@@ -36,7 +36,7 @@ from ringcoll.tools.tracing.records import MessageEnd, Records, Span, TracedOper
 
 
 class _Steps(NamedTuple):
-    """Steps of a plan's instructions, and of its messages by number."""
+    """Steps of a plan's instructions, and the waits for its messages by number."""
 
     instructions: tuple[int, ...]
     messages: dict[int, Wait]
@@ -65,14 +65,14 @@ def _steps(plan: Plan) -> _Steps:
         elif isinstance(instruction, Wait):
             if instruction.is_receive:
                 current = instruction.step
-        elif current < 0 or _packs(plan, instruction):
-            pending.append(index)
+        else:
+            packs = isinstance(instruction, Move) and (
+                plan.regions[instruction.into].space is Space.PACKING
+            )
+            if packs or current < 0:
+                pending.append(index)
         steps.append(instruction.step if isinstance(instruction, Wait) else current)
     return _Steps(tuple(max(0, step) for step in steps), messages)
-
-
-def _packs(plan: Plan, instruction: object) -> bool:
-    return isinstance(instruction, Move) and plan.regions[instruction.into].space is Space.PACKING
 
 
 class TracedWork(Work):
@@ -171,7 +171,9 @@ class Tracer:
         assert plan is not None
         record.description = operation.description or operation.name
         record.algorithm, record.segments = plan.schedule.algorithm, plan.segments
-        steps = self._steps_of(plan)
+        if id(plan) not in self._known:
+            self._known[id(plan)] = plan, _steps(plan)
+        _, steps = self._known[id(plan)]
         program: list[BoundInstruction] = []
         first_message = 0
         both = zip(plan.instructions, binding.program, strict=True)
@@ -188,19 +190,14 @@ class Tracer:
                 assert isinstance(instruction, Combine | Move)
                 kind = "copy" if isinstance(instruction, Move) else "reduce"
                 nbytes = plan.regions[instruction.into].numel * request.work_dtype.itemsize
-                if isinstance(bound, Reading):
-                    run = self._noting(record, bound.run, kind, step, nbytes)
-                    program.append(bound._replace(run=run))
-                else:
-                    program.append(self._noting(record, bound, kind, step, nbytes))
-        last_step = max(steps.instructions, default=0)
+                run = bound.run if isinstance(bound, Reading) else bound
+                noting = self._noting(record, run, kind, step, nbytes)
+                program.append(bound._replace(run=noting) if isinstance(bound, Reading) else noting)
+        last = max(steps.instructions, default=0)
         return Binding(
             [(self._noting(record, load, "copy", 0), number) for load, number in binding.loads],
             program,
-            [
-                (self._noting(record, store, "copy", last_step), number)
-                for store, number in binding.stores
-            ],
+            [(self._noting(record, copy, "copy", last), number) for copy, number in binding.stores],
             self._waiting(record, binding.wait, steps),
             binding.is_over,
         )
@@ -265,9 +262,3 @@ class Tracer:
             record.spans.append(Span("wait", begin, self.clock(), step, waited.message))
 
         return wait_and_note
-
-    def _steps_of(self, plan: Plan) -> _Steps:
-        known = self._known.get(id(plan))
-        if known is None:
-            known = self._known[id(plan)] = plan, _steps(plan)
-        return known[1]

@@ -11,7 +11,7 @@ from ringcoll.errors import TraceError
 from ringcoll.runtime.watch import PhaseSpan, ThreadWait
 from ringcoll.tools.tracing.clocks import Sighting
 
-# What packed data raise that are cut, that are no JSON, or that have other fields.
+# Errors of packed data that are cut, that are no JSON, or that have other fields.
 _MALFORMED = (zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 

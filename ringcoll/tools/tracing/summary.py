@@ -1,4 +1,4 @@
-"""Where the time of each rank has gone: of its operations, of its phases, and in sentences.
+"""The time of each rank: of its operations, of its phases, and in sentences.
 
 A phase computes, communicates, or waits for some rank. Its time is that of the thread that has
 entered the trace. Each moment of a phase is one of these::
@@ -167,10 +167,9 @@ def phase_times(records: Records) -> list[PhaseTimes]:
         for operation in records.operations
         for span in operation.arrivals().values()
     ]
-    everything = (*records.phases, *records.operations, *records.waits)
-    times = {time for each in everything for time in (each.begin, each.end)}
-    times |= {time for _, span in arrivals for time in (span.begin, span.end)}
-    edges = sorted(times)
+    everything: list[Any] = [*records.phases, *records.operations, *records.waits]
+    everything += [span for _, span in arrivals]
+    edges = sorted({time for item in everything for time in (item.begin, item.end)})
     index = {time: place for place, time in enumerate(edges)}
     pieces_ns = np.diff(edges, append=edges[-1])
 
