@@ -80,7 +80,7 @@ ONLY = {
             - {"schedules", "schedules.ir", "training"}  # by `_package`
         ),
     },
-    "subprocess": {"tools/cli/versions", "tools/cli/programs"},
+    "subprocess": {"tools/cli/versions", "tools/cli/run"},
     "socket": {
         *("runtime/machine/stores", "runtime/transport/gloo", "training/resilient/membership"),
         *("tools/bench/measure", "runtime/launch/adopted"),  # the host's name; a free port
@@ -96,7 +96,7 @@ ONLY = {
     "*.touch": {"runtime/machine/files"},
     "*.mkdir": {"runtime/machine/tuning"},
     "*.savefig": {"tools/bench/plot"},
-    "open(write)": {"tools/cli/listing"},
+    "open(write)": {"tools/cli/new"},
     "tempfile": {"runtime/watch/notices"},
     "os.O_WRONLY": {"runtime/machine/facts", "runtime/machine/files"},  # of /proc/self; of pipes
     "os.O_RDWR": {"runtime/transport/shared/memory"},

@@ -10,8 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ringcoll.schedules import contract
 
 _FEW = 5  # with 5 samples the quartiles are samples; with fewer they lie between samples
@@ -67,6 +65,8 @@ def summarize(samples_s: Sequence[float]) -> Summary:
     >>> summary.p50_s, summary.p95_s, summary.avg_s, summary.spread
     (3.0, 5.0, 3.0, 0.6666666666666666)
     """
+    import numpy as np  # here, as pages of help need no numpy
+
     measured = np.array(samples_s)
     quartiles = np.percentile(measured, (25, 50, 75))
     ranks = np.percentile(measured, (95, 99), method="inverted_cdf")

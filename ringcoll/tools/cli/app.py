@@ -1,7 +1,7 @@
 """The group of commands: how commands are found, describe themselves, and end.
 
-A new command is a click command in a module of the same name, or in one that `_SHARED` names, and a
-line in `SECTIONS`. A page of help has text, definitions and examples, as wide as the terminal.
+A new command is a click command in a module of the same name, and a line in `SECTIONS`. A page of
+help has text, definitions and examples, as wide as the terminal.
 
 Exit status: 0 if all is well, 1 if something that was checked is wrong, 2 if the command
 could not do what it was asked to do, 130 if Ctrl-C ended it.
@@ -64,13 +64,6 @@ SECTIONS = {
 }
 """The commands by heading, with a line on each."""
 COMMANDS = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
-_SHARED = {
-    "listing": ("list", "new", "export"),
-    "programs": ("run", "dump"),
-    "search": ("search", "fit"),
-}
-"""The commands of modules that do not have the name of their only command."""
-_MODULES = {name: module for module, names in _SHARED.items() for name in names}
 _RENAMED = {
     "compare": "bench --vs native",
     "info": "doctor --report",
@@ -170,7 +163,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"ringcoll.tools.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        module = import_module(f"ringcoll.tools.cli.{cmd_name}")
         commands = (value for value in vars(module).values() if isinstance(value, click.Command))
         return next(command for command in commands if command.name == cmd_name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ringcoll.runtime.machine import read_file
 from ringcoll.schedules.algorithms import Algorithm
 from ringcoll.schedules.cost import in_number
 from ringcoll.tools.cli import options
+from ringcoll.tools.cli.output import print_text
 
 NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
 _NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")  # of a link
@@ -119,3 +121,9 @@ def simulated(
     lines = ["", f"simulated on {topology.name}, each in its best number of segments:"]
     lines += [f"{time.seconds * 1e6:12.1f} us  {time.algorithm}" for time in times]
     return {"network": topology.name, "simulated": [time._asdict() for time in times]}, lines
+
+
+def print_left_out(names: Sequence[str]) -> None:
+    """Print which algorithms were not simulated."""
+    if names:
+        print_text("", f"not simulated, as they have too many messages: {', '.join(names)}")

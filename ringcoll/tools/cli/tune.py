@@ -17,8 +17,8 @@ from ringcoll.tools.bench import FEW_SAMPLES, as_size, time_in_words
 from ringcoll.tools.cli import measuring, options
 from ringcoll.tools.cli.app import command
 from ringcoll.tools.cli.doctor import print_costs
+from ringcoll.tools.cli.fit import fit_command
 from ringcoll.tools.cli.output import echo, grouped, print_json, print_table, print_text, progress
-from ringcoll.tools.cli.search import fit_command
 
 _OF_RANKS = {"device", "transport", "cuda_transport", "seconds", "algorithms"}  # without --graph
 _SIZES = {"minbytes", "maxbytes", "stepfactor"}
