@@ -39,9 +39,9 @@ from ringcoll.runtime.transport import Message
 from ringcoll.schedules import contract
 from ringcoll.tools.bench.names import AUTO, DTYPE_NAMES, NATIVE, OVER, PERSISTENT, SHARED
 
-_OF_TORCH = {"f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}  # the other names are the same
+_TORCH_NAMES = {"f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}  # the other names are the same
 DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, _OF_TORCH.get(name, name)) for name in DTYPE_NAMES
+    name: getattr(torch, _TORCH_NAMES.get(name, name)) for name in DTYPE_NAMES
 }
 """Dtypes by the names of nccl-tests, and more by those of torch."""
 
@@ -51,7 +51,7 @@ _LIMIT_S = 300.0
 
 PREMUL_FACTOR = 2.0
 # Functions on single tensors, by what follows the collective's name: the newest first.
-_OF_SINGLE = ("_single", "_into_tensor", "_tensor", "")
+_SINGLE_TENSOR_ENDINGS = ("_single", "_into_tensor", "_tensor", "")
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _bound(
 
     If ``plans``, the function prepares its call, and does not run it.
     """
-    names = (f"{workload.collective}{end}" for end in _OF_SINGLE)
+    names = (f"{workload.collective}{end}" for end in _SINGLE_TENSOR_ENDINGS)
     function = getattr(library, next(name for name in names if hasattr(library, name)))
     function = function.plan if plans else function
     inp, out, apart = buffers.inp, buffers.out, not buffers.in_place

@@ -23,8 +23,8 @@ _PERIOD = 65521  # of the table of inputs
 _LARGEST = 1 << 20  # more different values would not show more
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 # On bool, as in torch: "or", and "and"; see ringcoll.runtime.reduction.
-_OF_BOOLS = dict.fromkeys(("sum", "max", "bor"), "max")
-_OF_BOOLS |= dict.fromkeys(("product", "min", "band"), "min")
+_BOOL_OPERATORS = dict.fromkeys(("sum", "max", "bor"), "max")
+_BOOL_OPERATORS |= dict.fromkeys(("product", "min", "band"), "min")
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **dict.fromkeys(("sum", "avg", "premul_sum"), torch.add),
     "product": torch.mul,
@@ -107,7 +107,7 @@ class Oracle:
             if self.op == "bxor":
                 return hashes % 2
             is_rare = hashes % k == 0
-            return (~is_rare if _OF_BOOLS[self.op] == "min" else is_rare).to(torch.int64)
+            return (~is_rare if _BOOL_OPERATORS[self.op] == "min" else is_rare).to(torch.int64)
         match self.op:
             case "sum":
                 return _up_to(limit // k, hashes)
@@ -133,7 +133,7 @@ class Oracle:
 
     def _reduced(self, ranks: int) -> Tensor:
         """One period of the result, as integers."""
-        op = _OF_BOOLS.get(self.op, self.op) if self.dtype is torch.bool else self.op
+        op = _BOOL_OPERATORS.get(self.op, self.op) if self.dtype is torch.bool else self.op
         total = reduce(_COMBINE[op], map(self._contribution, range(ranks)))
         if op == "avg":
             total = total // self.world_size

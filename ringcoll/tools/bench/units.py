@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ringcoll.schedules import contract
 
-_FEW = 5  # with 5 samples the quartiles are samples; with fewer they lie between samples
-FEW_SAMPLES = f"of fewer than {_FEW} samples, and rough"
+_ENOUGH_SAMPLES = 5  # with 5 samples the quartiles are samples; with fewer they lie between samples
+FEW_SAMPLES = f"of fewer than {_ENOUGH_SAMPLES} samples, and rough"
 """The meaning of the mark ``~`` of `spread_in_words`, for median and spread."""
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -50,7 +50,7 @@ class Summary:
     @property
     def few(self) -> bool:
         """Whether there are too few samples for quartiles: each is made of two samples."""
-        return self.samples < _FEW
+        return self.samples < _ENOUGH_SAMPLES
 
     @property
     def spread(self) -> float:

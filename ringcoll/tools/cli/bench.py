@@ -18,14 +18,14 @@ from ringcoll.tools.cli.app import command
 from ringcoll.tools.cli.blocks import Printer, limit_lines, print_lines
 from ringcoll.tools.cli.output import echo, print_csv, print_json
 
-_STEPS = {"stepbytes", "stepfactor"}
-_BESIDE_NATIVE = {"minbytes": "4", "maxbytes": "16M", "warmup": 2, "most": 200, "seconds": 50}
+_STEP_OPTIONS = {"stepbytes", "stepfactor"}
+_COMPARISON_DEFAULTS = {"minbytes": "4", "maxbytes": "16M", "warmup": 2, "most": 200, "seconds": 50}
 """Defaults of options with --vs; with more rounds the quartiles hardly move."""
 
 
 def _set_defaults(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
     if name is not None:
-        ctx.default_map = _BESIDE_NATIVE
+        ctx.default_map = _COMPARISON_DEFAULTS
     return name
 
 
@@ -156,7 +156,7 @@ def bench(
     roots = range(world_size) if root == "all" else [int(root)]
     if rules.rooted and max(roots) >= world_size:
         raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
-    if not options.typed(ctx) & _STEPS:
+    if not options.typed(ctx) & _STEP_OPTIONS:
         if vs is not None:
             stepfactor = 4
         elif minbytes < maxbytes < minbytes + stepbytes:

@@ -24,9 +24,9 @@ from ringcoll.tools.cli import measuring
 from ringcoll.tools.cli.output import echo, grouped, print_table, print_text
 
 _FEATURED = ("ring", "tree", "double_tree")
-_BESIDE = "gloo"  # the transport of torch's isend and irecv, for the first two
-_REST = "best of the rest"
-_WHOSE = {"rank0": "rank 0", "avg": "mean", "min": "fastest rank", "max": "slowest rank"}
+_SECOND_TRANSPORT = "gloo"  # the transport of torch's isend and irecv, for the first two
+_BEST_OF_REST = "best of the rest"
+_RANKS_IN_WORDS = {"rank0": "rank 0", "avg": "mean", "min": "fastest rank", "max": "slowest rank"}
 
 
 def contenders(
@@ -39,8 +39,8 @@ def contenders(
     rest = [name for name in everything if name not in full and name != NATIVE]
     if not featured:  # a collective with few algorithms: all of them
         featured, rest = rest, []
-    if device == "cpu" and transport != _BESIDE and forced_transport("cpu") is None:
-        featured += [f"{name}{OVER}{_BESIDE}" for name in featured[:2]]
+    if device == "cpu" and transport != _SECOND_TRANSPORT and forced_transport("cpu") is None:
+        featured += [f"{name}{OVER}{_SECOND_TRANSPORT}" for name in featured[:2]]
     return tuple(featured), tuple(rest)
 
 
@@ -132,9 +132,9 @@ def draw(results: Sequence[lab.Result], path: Path, facts: dict[str, Any], whose
     """Draw times and bandwidths over the size; the times are ``whose``, one of `OVER_RANKS`."""
     curves: dict[str, list[lab.Result]] = {}
     for result in results:
-        curves.setdefault(_REST if result.scouted else result.contender, []).append(result)
+        curves.setdefault(_BEST_OF_REST if result.scouted else result.contender, []).append(result)
     title = (
         f"{_title(results[0].workload)}, {facts['world_size']} processes "
         f"on {facts['cores']} cores, {facts['transport']}: medians, quartiles shaded"
     )
-    lab.save(lab.draw(curves, title, _WHOSE[whose]), path)
+    lab.save(lab.draw(curves, title, _RANKS_IN_WORDS[whose]), path)

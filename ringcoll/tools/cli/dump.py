@@ -24,7 +24,7 @@ from ringcoll.tools.cli.options import json_option
 from ringcoll.tools.cli.output import print_json, print_table, print_text
 
 _ANSWER_S = 2.0  # a thread that is woken answers in milliseconds, on a busy machine later
-_COMMAND = 60  # characters
+_COMMAND_LENGTH = 60  # characters
 
 Records = list[dict[str, Any]]
 
@@ -121,7 +121,7 @@ def _list(records: Records, silent: dict[int, str]) -> None:
             str(record["pid"]),
             f"{group['rank']} of {group['world_size']}",
             doing(group).partition(": ")[0],  # without the text of an error
-            record["command"][:_COMMAND],
+            record["command"][:_COMMAND_LENGTH],
         )
         for record in records
         for group in record["groups"]

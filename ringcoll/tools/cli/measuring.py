@@ -37,7 +37,7 @@ from ringcoll.tools.cli.output import progress
 RUN_S = 7 * 86400.0  # time limit of ranks: as long as the user is willing to wait
 _OPERATION_S = 300.0  # and of one operation
 NCCL_OPERATORS, NCCL_DTYPES = 6, 12  # how many names, the first ones, ``all`` stands for
-_TORCHS_OPERATORS = {name: short for short, name in OPERATORS.items()}
+_NCCL_NAMES = {name: short for short, name in OPERATORS.items()}
 
 
 def operator(ctx: click.Context, param: click.Parameter, text: str) -> str:
@@ -47,7 +47,7 @@ def operator(ctx: click.Context, param: click.Parameter, text: str) -> str:
         raise click.BadParameter(
             f"{text!r} is none of {', '.join(OPERATORS)}{did_you_mean(text, OPERATORS)}"
         )
-    return _TORCHS_OPERATORS[name]
+    return _NCCL_NAMES[name]
 
 
 def dtype(ctx: click.Context, param: click.Parameter, text: str) -> str:

@@ -23,7 +23,7 @@ from ringcoll.tools.cli.output import print_text
 NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
 _NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")  # of a link
 _COSTS = ("alpha_s", "gamma_s_per_byte")  # of a rank
-_BEGINS = {".txt": r"\w+\s*(--|->)", ".xml": "<system"}  # by the ending
+_FIRST_LINES = {".txt": r"\w+\s*(--|->)", ".xml": "<system"}  # by the ending
 
 
 def _number(name: str, unit: float, about: str) -> options.Decorator:
@@ -91,7 +91,7 @@ def needed_network(asked: dict[str, Any], *names: str, **usual: Any) -> Topology
 
 def is_network_file(path: str) -> bool:
     """Whether a file begins as a network does, and no schedule; what cannot be read does not."""
-    begins = _BEGINS.get(Path(path).suffix.lower())
+    begins = _FIRST_LINES.get(Path(path).suffix.lower())
     try:
         text = read_file(Path(path).expanduser()) if begins else ""
     except (OSError, RuntimeError):

@@ -18,7 +18,7 @@ from ringcoll.tools.cli.networks import NETWORKS, asked_network, needed_network,
 from ringcoll.tools.cli.output import PICTURES, echo, print_json, progress, write_picture
 from ringcoll.tools.cli.pareto import print_front
 
-_ONLY = {
+_FIGURE_OPTIONS = {
     "crossover": {"names": "--algorithms", "maxbytes": "-e", "stepfactor": "-f"},
     "pareto": {"num_hosts": "--hosts", "most_ports": "--ports"},
 }
@@ -51,7 +51,9 @@ def _figure_file(ctx: click.Context, param: click.Parameter, path: Path | None) 
     """,
     terms=NETWORKS,
 )
-@click.argument("figure", type=options.OneOf(list(_ONLY)), is_eager=True, callback=_default_size)
+@click.argument(
+    "figure", type=options.OneOf(list(_FIGURE_OPTIONS)), is_eager=True, callback=_default_size
+)
 @options.usual_collective
 @click.option("--algorithms", "names", default="ring,tree", show_default=True, metavar="NAMES",
               shell_complete=options.complete_algorithms,
@@ -105,7 +107,7 @@ def plot(
     one, which the front does not see; --ports 1 compares algorithms of one message a round.
     With a network, the same algorithms are simulated on it, with --bytes (1M) of data.
     """
-    for other, only in _ONLY.items():
+    for other, only in _FIGURE_OPTIONS.items():
         for name in (options.typed(ctx) & only.keys()) if other != figure else ():
             raise click.UsageError(f"{only[name]} is for {other}, and says nothing about {figure}")
     if figure == "pareto":

@@ -9,7 +9,7 @@ from ringcoll.schedules import Proof, Schedule, as_runs, chunks_by_order, contra
 from ringcoll.schedules.cost import bound_of, cost_in_sentences
 from ringcoll.tools.cli.output import amount, times
 
-_FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
+_MOST_ORDERS = 4  # lines that still help, for up to twice as many ranks, terms of a line
 
 
 def header(schedule: Schedule) -> dict[str, object]:
@@ -68,14 +68,14 @@ def in_words(proof: Proof) -> Iterator[str]:
         "rank order": "is the same on all ranks, with the operands in rank order",
         "left to right": "is the same on all ranks, from left to right",
     }
-    is_short = word != "differs" and proof.schedule.world_size <= 2 * _FEW
+    is_short = word != "differs" and proof.schedule.world_size <= 2 * _MOST_ORDERS
     sums, text = chunks_by_order(proof) if is_short else {}, words[word]
     if contract(proof.schedule.collective).is_prefix:
         text = text.replace("the same on all ranks", "that of ranks") + "; on the last rank"
     yield f"The order of reduction {text}{':' if sums else '.'}"
     for number, (order, chunks) in enumerate(sums.items()):
-        if number == _FEW:
-            yield f"  ... and {len(sums) - _FEW} more"
+        if number == _MOST_ORDERS:
+            yield f"  ... and {len(sums) - _MOST_ORDERS} more"
             return
         plural = "s" if len(chunks) > 1 else ""
         yield f"  chunk{plural} {as_runs(chunks)}: {infix(order)}"

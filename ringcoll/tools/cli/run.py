@@ -20,10 +20,10 @@ import click
 from ringcoll.tools.cli.app import command
 from ringcoll.tools.cli.options import world_size_option
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _GRACE_S = 5.0  # between asking a rank to end and killing it
 _PIPE_NBYTES = 1 << 20  # the most that a pipe holds
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # as torchrun hears them
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # as for torchrun
 
 Processes = list[subprocess.Popen[bytes]]
 
@@ -77,7 +77,7 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
         _send(ranks, signal.SIGCONT)
 
     handlers: dict[int, Callable[..., object]] = {signal.SIGTSTP: pause}
-    handlers |= dict.fromkeys(_ENDING, lambda number, _: signals.append(number))
+    handlers |= dict.fromkeys(_END_SIGNALS, lambda number, _: signals.append(number))
     # A signal that is ignored, as below nohup, stays ignored, by the ranks, too.
     handlers = {n: f for n, f in handlers.items() if signal.getsignal(n) is not signal.SIG_IGN}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -171,7 +171,7 @@ def _status(
             return failed[0]
         if write_errors:
             raise write_errors[0]
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return 0 if len(failed) < len(ranks) else failed[0]
 
 
@@ -190,4 +190,4 @@ def _end(ranks: Processes, signals: list[int]) -> None:
     while any(process.poll() is None for process in ranks):
         if len(signals) > num_heard or time.monotonic() > deadline:
             _send(ranks, signal.SIGKILL)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

@@ -21,7 +21,7 @@ from ringcoll.tools.cli import networks, options
 from ringcoll.tools.cli.app import command
 from ringcoll.tools.cli.output import echo, print_json, print_table, print_text, progress
 
-_REGISTERED = 3  # algorithms shown beside the schedules
+_SHOWN_ALGORITHMS = 3  # algorithms shown beside the schedules
 
 
 @command(
@@ -110,7 +110,7 @@ def search(
         }
         print_json(facts | {"schedules": rows, "registered": others, "left_out": left_out})
         return
-    _print_front(front, rows, others[:_REGISTERED])
+    _print_front(front, rows, others[:_SHOWN_ALGORITHMS])
     networks.print_left_out(left_out)
     if file is not None and times:
         written = times[fastest]

@@ -11,7 +11,6 @@ import click
 from ringcoll.lab.pictures import player_page, time_picture
 from ringcoll.lab.simulation import simulate
 from ringcoll.runtime.machine import json_text, replace_file
-from ringcoll.schedules.algorithms import on_hosts
 from ringcoll.tools.bench import as_size
 from ringcoll.tools.cli import networks, options
 from ringcoll.tools.cli.app import command
@@ -24,7 +23,7 @@ from ringcoll.tools.cli.output import (
     write_picture,
 )
 
-_SHOWN = 5  # links
+_MOST_LINKS = 5  # links
 _RANK = re.compile(r"\d{1,9}", re.ASCII)
 _PER_RANK = re.compile(r"(\d{1,9})=(\d+(?:\.\d+)?(?:e-?\d+)?)", re.ASCII)
 
@@ -107,13 +106,12 @@ def simulate_command(
     share, of a crossbar if no network is named. The table has the fullest links, with the share
     of their capacity that was used. The critical path says who waits for whom.
     """
-    options.check_root(collective, root)
-    (entry, *_), _ = options.named_algorithms(algorithm, collective)
     topology = networks.needed_network(network, algorithm, usual="crossbar")
-    hosts = on_hosts(topology.world_size, num_hosts or 2)
     for first, second in fail:
         topology = topology.without(first, second)
-    schedule = entry.schedule(topology.world_size, root or 0, hosts)
+    entry, schedule, _ = options.asked_schedule(
+        algorithm, collective, topology.world_size, root, num_hosts
+    )
     with (
         options.ranks_that_would_do(entry, schedule, num_hosts),
         progress(1, f"simulating {entry.name}"),
@@ -143,11 +141,11 @@ def simulate_command(
     rows = [
         (load.link.name, as_size(round(load.nbytes)),
          "-" if load.share is None else f"{load.share:.0%}")
-        for load in loads[:_SHOWN]
+        for load in loads[:_MOST_LINKS]
     ]  # fmt: skip
     print_table(("link", "bytes", "used"), rows, left=1)
-    if len(loads) > _SHOWN:
-        echo(f"and {len(loads) - _SHOWN} further links")
+    if len(loads) > _MOST_LINKS:
+        echo(f"and {len(loads) - _MOST_LINKS} further links")
     if topology.source:
         echo(f"\nNumbers: {topology.source}.")
     if file is not None:

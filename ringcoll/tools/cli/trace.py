@@ -32,8 +32,8 @@ _SHARES = ("waiting", "moving", "reducing", "python")
 _PARTS = ("computing", "communicating", "waiting")
 
 # Options that a trainer does not have.
-_OF_COLLECTIVES = {"nbytes", "op", "dtype", "root", "segment_bytes"}
-_OF_ALGORITHMS = _OF_COLLECTIVES | {"algorithm"}
+_COLLECTIVE_OPTIONS = {"nbytes", "op", "dtype", "root", "segment_bytes"}
+_ALGORITHM_OPTIONS = _COLLECTIVE_OPTIONS | {"algorithm"}
 
 
 class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
@@ -133,7 +133,9 @@ def trace(
     if what.partition(":")[0] in TRAINERS:
         if is_page:
             raise click.UsageError("a page plays a collective; of a trainer there are pictures")
-        refused = _OF_COLLECTIVES if find_trainer(what)[0].takes_algorithm else _OF_ALGORITHMS
+        refused = (
+            _COLLECTIVE_OPTIONS if find_trainer(what)[0].takes_algorithm else _ALGORITHM_OPTIONS
+        )
         for param in ctx.command.params:
             if param.name in refused & options.typed(ctx):
                 raise click.UsageError(f"the trainer {what} cannot use {param.opts[-1]}")

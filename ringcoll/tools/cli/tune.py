@@ -20,8 +20,8 @@ from ringcoll.tools.cli.doctor import print_costs
 from ringcoll.tools.cli.fit import fit_command
 from ringcoll.tools.cli.output import echo, grouped, print_json, print_table, print_text, progress
 
-_OF_RANKS = {"device", "transport", "cuda_transport", "seconds", "algorithms"}  # without --graph
-_SIZES = {"minbytes", "maxbytes", "stepfactor"}
+_RANK_OPTIONS = {"device", "transport", "cuda_transport", "seconds", "algorithms"}
+_SIZE_OPTIONS = {"minbytes", "maxbytes", "stepfactor"}
 _START_S = 60.0  # for the ranks to connect and to measure the costs
 
 
@@ -90,10 +90,10 @@ def tune(
         collectives = tuple(options.collective_name.convert(name, None, None) for name in asked)
     if graph is not None:
         typed = options.typed(ctx)
-        if output is None or typed & _OF_RANKS:
+        if output is None or typed & _RANK_OPTIONS:
             raise click.UsageError("with --graph, give --output, and no option for ranks that run")
         with_data = [name for name in collectives if not contract(name).at_least_once]
-        asked_sizes = ",".join(map(str, sizes)) if typed & _SIZES else None
+        asked_sizes = ",".join(map(str, sizes)) if typed & _SIZE_OPTIONS else None
         ctx.invoke(fit_command, collectives=with_data, sizes=asked_sizes, graph=graph, ranks=ranks,
                    file=output, as_json=as_json)  # fmt: skip
         return

@@ -33,7 +33,7 @@ from ringcoll.tools.cli.prove import cost_cells, findings_at
 
 _EVERY_ROOT = 8  # ranks up to which every root is proved; more would take k times as long
 _MOST_HOSTS = 4  # up to which every number is proved
-_OF_ORDER = {"root": "--root", "num_hosts": "--hosts", "chunk": "--chunk", "numel": "--size"}
+_ORDER_OPTIONS = {"root": "--root", "num_hosts": "--hosts", "chunk": "--chunk", "numel": "--size"}
 
 
 @dataclass
@@ -132,8 +132,8 @@ def verify(
         world_size = sizes[0] if "sizes" in options.typed(ctx) else None
         print_order(algorithm, collective or "all_reduce", world_size, as_json=as_json, **of_order)
         return
-    for name in options.typed(ctx) & _OF_ORDER.keys():
-        raise click.UsageError(f"{_OF_ORDER[name]} goes with --order")
+    for name in options.typed(ctx) & _ORDER_OPTIONS.keys():
+        raise click.UsageError(f"{_ORDER_OPTIONS[name]} goes with --order")
     if file is not None:
         if options.typed(ctx) & {"algorithm", "collective", "sizes"}:
             raise click.UsageError("--schedule goes with no other choice of what to prove")

@@ -377,7 +377,8 @@ def _on_rank(call: _PoolCall) -> _RankAnswer | None:
     return _RankAnswer(outcome, printed.getvalue(), groups == 1)
 
 
-_OF_PYTEST = {"Failed": "fail", "Skipped": "skip", "XFailed": "xfail"}  # they cannot be pickled
+# Exceptions of pytest, which cannot be pickled.
+_PYTEST_OUTCOMES = {"Failed": "fail", "Skipped": "skip", "XFailed": "xfail"}
 
 
 class Failure(NamedTuple):
@@ -453,10 +454,10 @@ def raise_first(failures: Sequence[Failure], world_size: int, hanging: str = "")
         text += f"\nrank {other.rank} failed after it: {summary}"
     cause = RanksTraceback(f"{text}\n{hanging}" if hanging else text)
     error: BaseException
-    if first.kind in _OF_PYTEST:
+    if first.kind in _PYTEST_OUTCOMES:
         import pytest
 
-        error = getattr(pytest, _OF_PYTEST[first.kind]).Exception(first.text)
+        error = getattr(pytest, _PYTEST_OUTCOMES[first.kind]).Exception(first.text)
     elif first.error:
         error = pickle.loads(first.error)
     else:

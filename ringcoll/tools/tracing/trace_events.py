@@ -124,7 +124,7 @@ def document(ranks: list[Records]) -> dict[str, Any]:
                 for rank, clock in enumerate(clocks)
             ],
             "summary": [
-                {call: part.as_json() for call, part in summarize(rank).items()} for rank in ranks
+                {call: own.as_json() for call, own in summarize(rank).items()} for rank in ranks
             ],
             "phases": [
                 {name: times.as_json() for name, times in summarize_phases(rank).items()}
