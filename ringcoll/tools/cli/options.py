@@ -389,18 +389,19 @@ def new_file(*suffixes: str) -> Callable[..., Path | None]:
     def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
             return None
-        folder, wrong = path.absolute().parent, ""
+        folder, there, is_folder, wrong = path.absolute().parent, False, False, ""
         try:
             path.lstat()
+            there, is_folder = path.exists(), path.is_dir()
         except FileNotFoundError:
             pass
         except OSError as error:  # the name is too long, say
             raise click.BadParameter(f"{path}: {error.strerror}") from error
         if not folder.is_dir():
             wrong = f"there is no folder {folder}"
-        elif path.is_dir():
+        elif is_folder:
             wrong = f"{str(path)!r} is a folder"
-        elif not os.access(path if path.exists() else folder, os.W_OK):
+        elif not os.access(path if there else folder, os.W_OK):
             wrong = f"{path} cannot be written"
         elif suffixes and path.suffix.lower() not in suffixes:
             expected = ", ".join(suffixes)
