@@ -218,9 +218,7 @@ def test_processes_of_others_tell_nothing(
     monkeypatch.setattr(
         "ringcoll.tools.cli.dump.ask", lambda *_: ({}, {1: FOREIGN, 2: "is stopped"})
     )
-    monkeypatch.setattr(
-        "ringcoll.tools.cli.dump._ancestors", lambda pid: ancestors.get(pid, set())
-    )
+    monkeypatch.setattr("ringcoll.tools.cli.dump._ancestors", lambda pid: ancestors.get(pid, set()))
     result = run("dump", str(target), *more)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "process 1 belongs to another user" in result.stderr
