@@ -61,7 +61,7 @@ ONLY = {
     "pickle": {"runtime/launch/processes", "tools/testing/pool", "tools/testing/on_ranks"},
     "cloudpickle": {"runtime/launch/processes"},
     "multiprocessing": {"runtime/launch/processes"},
-    "dist.*_object": {"tools/bench/measure", "tools/cli/measuring"},
+    "dist.*_object": {"tools/bench/rounds", "tools/cli/measuring"},
     "torch.load": {"training/resilient/group"},
     "torch.load(weights_only=True)": {"training/resilient/group"},
     "torch.save": {"training/resilient/group"},
@@ -102,14 +102,14 @@ ONLY = {
     "os.O_RDWR": {"runtime/transport/shared/memory"},
     # what reads text that was written elsewhere
     "json.load*": {
-        *("runtime/machine/stores", "tools/tracing/recorder"),  # tests/test_parsers.py tries them
+        *("runtime/machine/stores", "tools/tracing/records"),  # tests/test_parsers.py tries them
         "training/model_on_ranks",
         *("runtime/watch/flight_report", "lab/formats/documents"),
         "lab/simulation/measured",  # tests/simulation/test_measured.py tries it
         "runtime/machine/files",  # traces, which tests/player and tests/pictures give odd
     },
     "xml": {"lab/formats/documents"},  # expat, without document types
-    "zlib.decompress": {"tools/tracing/recorder"},
+    "zlib.decompress": {"tools/tracing/records"},
     "*.fromhex": {"runtime/transport/ucx"},
 }  # fmt: skip
 NOWHERE = (

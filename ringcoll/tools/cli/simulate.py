@@ -11,6 +11,7 @@ import click
 from ringcoll.lab.pictures import player_page, time_picture
 from ringcoll.lab.simulation import simulate
 from ringcoll.runtime.machine import json_text, replace_file
+from ringcoll.schedules.algorithms import on_hosts
 from ringcoll.tools.bench import as_size
 from ringcoll.tools.cli import networks, options
 from ringcoll.tools.cli.app import command
@@ -106,12 +107,13 @@ def simulate_command(
     share, of a crossbar if no network is named. The table has the fullest links, with the share
     of their capacity that was used. The critical path says who waits for whom.
     """
+    options.check_root(collective, root)
+    (entry, *_), _ = options.named_algorithms(algorithm, collective)
     topology = networks.needed_network(network, algorithm, usual="crossbar")
+    hosts = on_hosts(topology.world_size, num_hosts or 2)
     for first, second in fail:
         topology = topology.without(first, second)
-    entry, schedule, _ = options.asked_schedule(
-        algorithm, collective, topology.world_size, root, num_hosts
-    )
+    schedule = entry.schedule(topology.world_size, root or 0, hosts)
     with (
         options.ranks_that_would_do(entry, schedule, num_hosts),
         progress(1, f"simulating {entry.name}"),
