@@ -63,7 +63,7 @@ ONLY = {
     "pickle": {"runtime/launch/processes", "tools/testing/pool", "tools/testing/on_ranks"},
     "cloudpickle": {"runtime/launch/processes"},
     "multiprocessing": {"runtime/launch/processes"},
-    "dist.*_object": {"tools/bench/measure", "tools/cli/measuring"},
+    "dist.*_object": {"tools/bench/rounds", "tools/cli/measuring"},
     "torch.load": {"training/resilient/group"},
     "torch.load(weights_only=True)": {"training/resilient/group"},
     "torch.save": {"training/resilient/group"},
@@ -81,7 +81,7 @@ ONLY = {
             - {"schedules", "schedules.ir", "lab", "runtime", "training"}  # by `_package`
         ),
     },
-    "subprocess": {"tools/cli/versions", "tools/cli/programs"},
+    "subprocess": {"tools/cli/versions", "tools/cli/run"},
     "socket": {
         *("runtime/rendezvous/stores", "runtime/transport/gloo", "training/resilient/membership"),
         *("runtime/rendezvous/mailboxes", "runtime/process/calls"),
@@ -98,20 +98,20 @@ ONLY = {
     "*.touch": {"runtime/machine/files"},
     "*.mkdir": {"runtime/user_files/tuning"},
     "*.savefig": {"tools/bench/plot"},
-    "open(write)": {"tools/cli/listing"},
+    "open(write)": {"tools/cli/new"},
     "tempfile": {"runtime/watch/notices"},
     "os.O_WRONLY": {"runtime/machine/files"},  # of pipes
     "os.O_RDWR": {"runtime/transport/shared/memory"},
     # what reads text that was written elsewhere
     "json.load*": {
-        *("runtime/rendezvous/keys", "tools/tracing/recorder"),  # tests/test_parsers.py tries them
+        *("runtime/rendezvous/keys", "tools/tracing/records"),  # tests/test_parsers.py tries them
         "training/model_on_ranks",
         *("runtime/watch/flight_report", "lab/formats/documents"),
         "lab/simulation/measured",  # tests/simulation/test_measured.py tries it
         "runtime/machine/files",  # traces, which tests/player and tests/pictures give odd
     },
     "xml": {"lab/formats/documents"},  # expat, without document types
-    "zlib.decompress": {"tools/tracing/recorder"},
+    "zlib.decompress": {"tools/tracing/records"},
     "*.fromhex": {"runtime/transport/ucx"},
 }  # fmt: skip
 NOWHERE = (

@@ -128,7 +128,7 @@ _GONE |= {
 
 
 def sentence(name: str) -> str | None:
-    """What to write for a dotted name of an earlier version; ``None`` for another name.
+    """The sentence on a dotted name of an earlier version; ``None`` for another name.
 
     >>> sentence("ringcoll.machine.facts")
     'ringcoll.machine is ringcoll.runtime.machine now'
@@ -138,9 +138,8 @@ def sentence(name: str) -> str | None:
     below = name.removeprefix("ringcoll.")
     old, dot, rest = below.partition(".")
     now = _MOVED.get(old)
-    said = _GONE.get(f"{now}{dot}{rest}" if now else below)
-    if said is not None:
-        return (
-            f"{name} is {said} now" if said.startswith("ringcoll.") else f"{name} is gone: {said}"
-        )
-    return f"ringcoll.{old} is ringcoll.{now} now" if now else None
+    successor = _GONE.get(f"{now}{dot}{rest}" if now else below)
+    if successor is None:
+        return f"ringcoll.{old} is ringcoll.{now} now" if now else None
+    has_moved = successor.startswith("ringcoll.")
+    return f"{name} is {successor} now" if has_moved else f"{name} is gone: {successor}"

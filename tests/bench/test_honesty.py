@@ -37,7 +37,7 @@ class Clock:
         return run
 
 
-class Alone:
+class Alone(Meeting):
     """A meeting of one rank; meeting takes long, which must not count."""
 
     def __init__(self, clock: Clock) -> None:

@@ -33,7 +33,7 @@ module: Any = import_module("ringcoll.tools.bench.measure")
 rounds: Any = import_module("ringcoll.tools.bench.rounds")
 
 
-class Clock:
+class Clock(Meeting):
     """A clock that stands still unless an operation moves it; and a meeting of one rank."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def meeting(monkeypatch: pytest.MonkeyPatch, others: list[torch.Tensor]) -> Meet
     fake = SimpleNamespace(
         all_reduce=all_reduce, broadcast=lambda *_, **__: None, ReduceOp=dist.ReduceOp
     )
-    monkeypatch.setattr(module, "dist", fake)
+    monkeypatch.setattr(rounds, "dist", fake)
     made = Meeting.__new__(Meeting)
     made.rank, made.world_size, made._group, made._one_clock = 0, len(others) + 1, None, True
     return made
@@ -244,7 +244,7 @@ def test_all_ranks_start_when_the_last_one_is_ready(
     assert clock.now_s > before + 5e-3
     clock.slept_s.clear()
     late = meeting(monkeypatch, [])
-    monkeypatch.setattr(module, "_QUIET_S", 1e-4)
+    monkeypatch.setattr(rounds, "_QUIET_S", 1e-4)
     late.start()
     assert clock.slept_s == [0.0], "the moment has almost come: it does not sleep"
 

@@ -201,8 +201,8 @@ def test_nothing_is_left_after_the_last_group(run: Run) -> None:
 
 
 def test_processes_of_others_are_not_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringcoll.tools.cli.programs.answering", lambda: [1, 2])
-    monkeypatch.setattr("ringcoll.tools.cli.programs.ask", lambda *_: ({2: "text"}, {1: FOREIGN}))
+    monkeypatch.setattr("ringcoll.tools.cli.dump.answering", lambda: [1, 2])
+    monkeypatch.setattr("ringcoll.tools.cli.dump.ask", lambda *_: ({2: "text"}, {1: FOREIGN}))
     (_, only) = run("dump").stdout.splitlines()
     assert re.match(r"2 +answers what cannot be read", only)
 
@@ -214,13 +214,11 @@ def test_processes_of_others_tell_nothing(
 ) -> None:
     """Neither for the process itself, nor for what has started it."""
     ancestors = {1: {3}}
-    monkeypatch.setattr("ringcoll.tools.cli.programs.answering", lambda: [1, 2])
+    monkeypatch.setattr("ringcoll.tools.cli.dump.answering", lambda: [1, 2])
     monkeypatch.setattr(
-        "ringcoll.tools.cli.programs.ask", lambda *_: ({}, {1: FOREIGN, 2: "is stopped"})
+        "ringcoll.tools.cli.dump.ask", lambda *_: ({}, {1: FOREIGN, 2: "is stopped"})
     )
-    monkeypatch.setattr(
-        "ringcoll.tools.cli.programs._ancestors", lambda pid: ancestors.get(pid, set())
-    )
+    monkeypatch.setattr("ringcoll.tools.cli.dump._ancestors", lambda pid: ancestors.get(pid, set()))
     result = run("dump", str(target), *more)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "process 1 belongs to another user" in result.stderr
@@ -228,7 +226,7 @@ def test_processes_of_others_tell_nothing(
 
 
 def test_without_processes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringcoll.tools.cli.programs.answering", list)
+    monkeypatch.setattr("ringcoll.tools.cli.dump.answering", list)
     assert run("dump").stdout == "No process of this user has a group of more than one rank.\n"
     result = run("dump", str(os.getpid()))
     assert result.exit_code == 2
@@ -247,5 +245,5 @@ def test_a_folder_without_records(run: Run, tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_torch_is_not_imported() -> None:
     """The command is quick: it is wanted while something hangs."""
-    code = "import sys; sys.modules['torch'] = None; import ringcoll.tools.cli.programs"
+    code = "import sys; sys.modules['torch'] = None; import ringcoll.tools.cli.dump"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)

@@ -134,7 +134,7 @@ def test_what_is_too_large_is_named_and_the_others_are_fitted(
             raise TooLargeError(f"{collective} has too many messages", most=0)
         return fit(collective, *arguments, **options)
 
-    monkeypatch.setattr("ringcoll.tools.cli.search.fit", fit_small)
+    monkeypatch.setattr("ringcoll.tools.cli.fit.fit", fit_small)
     words = ("--graph", str(graph), "--sizes", "64M", "-o", str(file))
     code, text = run("all_to_all", "reduce_scatter", *small, *words)
     assert "all_to_all has too many messages" in text

@@ -14,9 +14,9 @@ from ringcoll.tools.testing.pool import (
     Failure,
     Group,
     RanksTraceback,
-    _Answer,
     _Pool,
     _raise_cause,
+    _RankAnswer,
     attempt,
     raise_first,
 )
@@ -119,7 +119,7 @@ def test_a_group_is_made_anew_if_any_rank_has_changed_it(
     pool: Any, intact: tuple[bool, bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pool.answers = [
-        _Answer(pickle.dumps(10 * rank), f"hello\nof {rank}\n" * rank, intact[rank])
+        _RankAnswer(pickle.dumps(10 * rank), f"hello\nof {rank}\n" * rank, intact[rank])
         for rank in range(2)
     ]
     assert pool.run(GROUP, int, [((), {})] * 2) == [0, 10]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringcoll.errors import TraceError
 from ringcoll.tools.tracing import Records, trace_events
-from ringcoll.tools.tracing.recorder import Clock, Sighting, agree
+from ringcoll.tools.tracing.clocks import Clock, Sighting, agree
 from tests.cases.effort import effort
 
 

@@ -2,8 +2,10 @@
 
 ===============  =============================================================
 `names`          names of contenders and dtypes, and usual values; without torch
-`contenders`     the table of contenders (ringcoll, torch.distributed, limits), and their inputs
-`rounds`         functions that take turns, statistics, units; without torch
+`contenders`     the contenders: ringcoll, torch.distributed, limits; and their tensors
+`exact_inputs`   inputs whose exact result is known
+`units`          statistics, bandwidths, sizes and times in words; without torch
+`rounds`         functions that take turns, and where the ranks meet before each turn
 `measure`        what is measured, and the measurement on every rank
 `network`        the network between ranks, measured: ``ringcoll.probe``
 `reports`        measurements as JSON, CSV and sentences, and what they have to be read with

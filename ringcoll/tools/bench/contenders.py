@@ -18,20 +18,13 @@ Three limits are contenders, too, timed in the same rounds as the others, on ten
     The elements that a rank has to add, added to a tensor in place: (k-1)/k of the data.
 ``copy``
     A copy of the data in memory.
-
-`Oracle` has inputs whose exact result is known, so that a wrong element can be counted.
-Floating-point sums depend on the order of the additions, so that "close enough" hides lost and
-doubled contributions. Here the inputs are small integers, such that every partial sum, in any
-order, is exact in the dtype: the result is then known to the last bit. They differ by rank and by
-index. A table as long as the largest prime below 2^16 is repeated, so that data that end up
-displaced by a power of two show. Source of the idea: nccl-tests, ``verifiable``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -46,9 +39,9 @@ from ringcoll.runtime.transport import Message
 from ringcoll.schedules import contract
 from ringcoll.tools.bench.names import AUTO, DTYPE_NAMES, NATIVE, OVER, PERSISTENT, SHARED
 
-_OF_TORCH = {"f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}  # the other names are the same
+_TORCH_NAMES = {"f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}  # the other names are the same
 DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, _OF_TORCH.get(name, name)) for name in DTYPE_NAMES
+    name: getattr(torch, _TORCH_NAMES.get(name, name)) for name in DTYPE_NAMES
 }
 """Dtypes by the names of nccl-tests, and more by those of torch."""
 
@@ -56,23 +49,9 @@ _CPU = torch.device("cpu")
 _TAG = 1
 _LIMIT_S = 300.0
 
-_FACTOR = 2.0  # of PREMUL_SUM
-_PERIOD = 65521  # of the table of inputs
-_LARGEST = 1 << 20  # more different values would not show more
-_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-_ANY = ("sum", "max", "bor")  # on bool these are "or", as in torch; see ringcoll.runtime.reduction
-_ALL = ("product", "min", "band")
-_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    **dict.fromkeys(("sum", "avg", "premul_sum"), torch.add),
-    "product": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
+PREMUL_FACTOR = 2.0
 # Functions on single tensors, by what follows the collective's name: the newest first.
-_OF_SINGLE = ("_single", "_into_tensor", "_tensor", "")
+_SINGLE_TENSOR_ENDINGS = ("_single", "_into_tensor", "_tensor", "")
 
 
 @dataclass(frozen=True)
@@ -190,7 +169,7 @@ def caller(
         op = OPERATORS.get(workload.op, "sum").upper()  # of a collective that has none, any
         return _call(*_bound(dist, getattr(dist.ReduceOp, op), *place), buffers)
     name, _, transport = contender.partition(OVER)
-    own_op = premul_sum(_FACTOR) if workload.op == "mulsum" else workload.op
+    own_op = premul_sum(PREMUL_FACTOR) if workload.op == "mulsum" else workload.op
     is_persistent = name in (PERSISTENT, SHARED)
     function, copies = _bound(ringcoll, own_op, *place, plans=is_persistent)
     function = partial(
@@ -199,7 +178,10 @@ def caller(
         algorithm=AUTO if is_persistent else name,
         **{"segment_bytes": segment_bytes} if contract(workload.collective).can_be_cut else {},
     )
-    return _call(_prepared_once(function) if is_persistent else function, copies, buffers)
+    if is_persistent:  # prepared when it is first called, asynchronous or not
+        prepared = lru_cache(function)
+        return _call(lambda async_op: prepared(async_op=async_op)(), copies, buffers)
+    return _call(function, copies, buffers)
 
 
 def _refuse(async_op: bool) -> None:
@@ -220,7 +202,7 @@ def _bound(
 
     If ``plans``, the function prepares its call, and does not run it.
     """
-    names = (f"{workload.collective}{end}" for end in _OF_SINGLE)
+    names = (f"{workload.collective}{end}" for end in _SINGLE_TENSOR_ENDINGS)
     function = getattr(library, next(name for name in names if hasattr(library, name)))
     function = function.plan if plans else function
     inp, out, apart = buffers.inp, buffers.out, not buffers.in_place
@@ -262,12 +244,6 @@ def _call(function: Callable[..., Any], copies: bool, buffers: Buffers) -> Calle
         return function(async_op=async_op)
 
     return call
-
-
-def _prepared_once(plan: Callable[..., Callable[[], object]]) -> Callable[..., Any]:
-    """A call that is prepared when it is first made, asynchronous or not."""
-    prepared = lru_cache(lambda async_op: plan(async_op=async_op))
-    return lambda async_op: prepared(async_op)()
 
 
 _groups: dict[str, dist.ProcessGroup] = {}  # by their transport
@@ -360,164 +336,3 @@ def _exchange(nbytes: int, world_size: int, device: torch.device) -> Callable[[i
                 transport.wait(handle, _LIMIT_S)
 
     return exchange
-
-
-# --- inputs and exact results -----------------------------------------------------------
-
-
-@lru_cache(maxsize=256)
-def _hashes(rank: int) -> Tensor:
-    """Well mixed numbers of 32 bits, a number for each index of the period."""
-    mixed = torch.arange(_PERIOD, dtype=torch.int64, device="cpu") + (rank + 1) * 0x9E3779B1
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 0x2C1B3C6D)):
-        mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
-    return mixed ^ (mixed >> 15)
-
-
-def _exact_up_to(dtype: torch.dtype) -> int:
-    """Up to here the dtype has every integer."""
-    if dtype is torch.bool:
-        return 1
-    if dtype.is_floating_point or dtype.is_complex:
-        return round(2 / torch.finfo(dtype).eps)
-    return int(torch.iinfo(dtype).max)
-
-
-def _doublings(dtype: torch.dtype) -> int:
-    """How many factors of two a product may have."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return min(60, int(torch.finfo(dtype).max).bit_length() - 1)
-    return int(torch.iinfo(dtype).max).bit_length() - 1
-
-
-@dataclass(frozen=True)
-class Oracle:
-    """Inputs and exact results of one collective.
-
-    ``op`` is the name of an operator of `ringcoll.runtime.reduction`, unused where nothing is
-    reduced.
-    """
-
-    collective: str
-    op: str
-    dtype: torch.dtype
-    world_size: int
-    root: int = 0
-
-    @property
-    def exact(self) -> bool:
-        """Whether there are inputs with an exact result; a narrow float fails many ranks."""
-        limit = _exact_up_to(self.dtype)
-        if not contract(self.collective).reduces or self.dtype is torch.bool:
-            return True
-        return limit >= {"sum": 1, "avg": 2, "premul_sum": 2}.get(self.op, 0) * self.world_size
-
-    def input(self, rank: int, numel: int) -> Tensor:
-        """The input of a rank."""
-        return self._repeated(self._contribution(rank), 0, numel)
-
-    def output(self, rank: int, count: int) -> Tensor | None:
-        """The output of a rank; ``None`` if it has none. ``count`` is of a block, or the vector."""
-        k, rules = self.world_size, contract(self.collective)
-        blocks = rules.outputs(rank, k, self.root)
-        if not blocks:
-            return None
-        if rules.reduces:
-            table = self._reduced(rules.contributors(rank, k))
-            return self._repeated(table, blocks[0] * count, count)
-        pieces = []
-        for block in blocks:
-            source = rules.owner(block, k, self.root)
-            first = rules.inputs(source, k, self.root)[0]
-            table = self._contribution(source)
-            pieces.append(self._repeated(table, (block - first) * count, count))
-        return torch.cat(pieces)
-
-    def _contribution(self, rank: int) -> Tensor:
-        """One period of the input of a rank, as integers."""
-        k, hashes = self.world_size, _hashes(rank)
-        limit = min(_exact_up_to(self.dtype), _LARGEST)
-        if not contract(self.collective).reduces:
-            return hashes % (limit + 1)
-        if self.dtype is torch.bool:
-            return self._bools(rank)
-        match self.op:
-            case "sum":
-                return _up_to(limit // k, hashes)
-            case "premul_sum":
-                return _up_to(limit // int(_FACTOR * k), hashes)
-            case "avg" if rank == k - 1 > 0:  # it makes the sum a multiple of k
-                return -torch.stack([self._contribution(r) for r in range(k - 1)]).sum(0) % k
-            case "avg":
-                return _up_to(limit // k - (k > 1), hashes)
-            case "product":  # at each index some ranks, not always the same, bring a 2
-                turn = (rank + torch.arange(_PERIOD, device="cpu")) % k < _doublings(self.dtype)
-                return 1 + (turn & (hashes % 2 == 1)).to(torch.int64)
-            case "min" | "max":
-                lowest = 0 if not self.dtype.is_signed else -(limit // 2)
-                return hashes % limit + lowest
-        bit = torch.bitwise_left_shift(torch.ones_like(hashes), hashes % (8 * self.dtype.itemsize))
-        if self.op == "bxor":
-            return hashes * 0x9E3779B97F4A7C1
-        return ~bit if self.op == "band" else bit
-
-    def _bools(self, rank: int) -> Tensor:
-        """Make inputs such that, on average, one rank in k decides the result."""
-        rare = _hashes(rank) % self.world_size == 0
-        if self.op == "bxor":
-            return _hashes(rank) % 2
-        return (~rare if self.op in _ALL else rare).to(torch.int64)
-
-    def _reduced(self, ranks: int) -> Tensor:
-        """One period of the result, as integers."""
-        op = self.op
-        if self.dtype is torch.bool:
-            op = "max" if op in _ANY else "min" if op in _ALL else op
-        total = reduce(_COMBINE[op], map(self._contribution, range(ranks)))
-        if op == "avg":
-            total = total // self.world_size
-        return total * int(_FACTOR) if op == "premul_sum" else total
-
-    def _repeated(self, table: Tensor, start: int, numel: int) -> Tensor:
-        """Elements from ``start`` on of a table that repeats itself for ever."""
-        start %= _PERIOD
-        if start + numel <= _PERIOD:
-            return _converted(table[start : start + numel], self.dtype)
-        values = _converted(table, self.dtype)
-        return values.repeat(-(-(start + numel) // _PERIOD) or 1)[start : start + numel]
-
-
-def _up_to(largest: int, hashes: Tensor) -> Tensor:
-    """Numbers that add something; only where there are too few of them, some are 0."""
-    return hashes % largest + 1 if largest > 1 else hashes % 2
-
-
-def _converted(table: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype.is_floating_point and dtype.itemsize == 1:
-        return table.to(torch.float32).to(dtype)  # there is no direct way to 8 bits
-    return table.to(dtype, copy=True)  # the table stays as it is
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The elements as integers of the same size, so that they compare bit by bit."""
-    if tensor.dtype is torch.bool:  # to torch, any byte but 0 is true
-        return tensor.view(torch.int8).ne(0).view(torch.int8).view(-1, 1)
-    return tensor.view(_SAME_SIZE[tensor.itemsize]).view(tensor.numel(), -1)
-
-
-def count_wrong(result: Tensor, expected: Tensor) -> int:
-    """Count the elements that differ in any bit; both tensors flat, of one length and dtype.
-
-    The result may be on a GPU, and is then compared there.
-    """
-    if not expected.numel():
-        return 0
-    return int((_bits(result) != _bits(expected.to(result.device))).any(1).sum())
-
-
-def spoil(result: Tensor, expected: Tensor) -> None:
-    """Overwrite every element with a wrong one, so that an element that is never written shows."""
-    if expected.dtype is torch.bool:
-        result.copy_(~expected)
-    elif expected.numel():
-        _bits(result).copy_(~_bits(expected))

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.runtime.launch import report as to_parent
-from ringcoll.runtime.machine import cpu, place
+from ringcoll.runtime.machine import cpu
 from ringcoll.runtime.reduction import OPERATORS
 from ringcoll.runtime.user_files import UserModule
 from ringcoll.schedules import contract
@@ -27,20 +27,17 @@ from ringcoll.tools.bench.contenders import (
     DTYPES,
     Buffers,
     Caller,
-    Oracle,
     Workload,
     caller,
     close_groups,
-    count_wrong,
     limit_caller,
     shape,
-    spoil,
 )
+from ringcoll.tools.bench.exact_inputs import Oracle, count_wrong, spoil
 from ringcoll.tools.bench.names import LIMITS, NATIVE, OVER, SHARED
-from ringcoll.tools.bench.rounds import Summary, algbw, alternate, busbw, summarize
+from ringcoll.tools.bench.rounds import Meeting, alternate
+from ringcoll.tools.bench.units import Summary, algbw, busbw, summarize
 
-_QUIET_S = 5e-3  # from meeting to starting
-_AWAKE_S = 5e-4  # of these at the end, in which the processor is kept
 _SCOUTING = 0.2  # of the time of a size, to find the best of many
 _SCOUTING_ROUNDS = 3
 
@@ -146,17 +143,13 @@ class BenchRequest:
 def _defined(dtype: str, op: str) -> bool:
     """Whether an operator makes sense for a dtype."""
     kind = DTYPES[dtype]
-    match op:
-        case "none" | "sum" | "prod":
-            return True
-        case "avg":
-            return kind is not torch.bool
-        case "min" | "max":
-            return not kind.is_complex
-        case "mulsum":
-            return kind.is_floating_point or kind.is_complex
-        case _:
-            return not (kind.is_floating_point or kind.is_complex)
+    if op in ("none", "sum", "prod"):
+        return True
+    if op == "avg":
+        return kind is not torch.bool
+    if op in ("min", "max"):
+        return not kind.is_complex
+    return (kind.is_floating_point or kind.is_complex) == (op == "mulsum")
 
 
 @dataclass(frozen=True)
@@ -212,6 +205,12 @@ class Result:
         return next((each for each in timings if each and each.samples_s), None)
 
     @property
+    def summary(self) -> Summary:
+        """Statistics of the times; the operation was timed."""
+        assert self.timed is not None
+        return self.timed.summary
+
+    @property
     def wrong(self) -> int | None:
         """Wrong elements in both modes together; ``None`` if nothing was checked."""
         timings = (self.out_of_place, self.in_place)
@@ -227,71 +226,8 @@ class Result:
         return busbw(self.workload.collective, self.world_size, self.nbytes, seconds)
 
 
-class Meeting:
-    """A meeting point of the ranks of the default group, on a group of its own.
-
-    Collective: all ranks have to make, use and close it alike.
-    """
-
-    def __init__(self) -> None:
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo")
-        self._one_clock = len(set(self.gather(place()))) == 1
-
-    def barrier(self) -> None:
-        """Wait until all ranks have come."""
-        dist.barrier(group=self._group)
-
-    def start(self) -> None:
-        """Wait until all ranks have come, and all is quiet: then all go on at one time.
-
-        Ranks leave a barrier some 100 us apart, and gloo's threads may go on spinning until
-        their time slice of 3 to 4 ms is over. On one host the ranks share a clock, so they
-        agree on when to go on.
-        """
-        starts = torch.tensor([time.monotonic() + _QUIET_S], dtype=torch.float64, device="cpu")
-        dist.all_reduce(starts, dist.ReduceOp.MAX, group=self._group)
-        begin = float(starts) if self._one_clock else time.monotonic() + _QUIET_S
-        time.sleep(max(0.0, begin - time.monotonic() - _AWAKE_S))
-        while time.monotonic() < begin:
-            pass
-
-    def agree(self, number: int) -> int:
-        """Give all ranks the number of rank 0."""
-        token = torch.tensor([number], device="cpu")
-        dist.broadcast(token, group=self._group, group_src=0)
-        return int(token)
-
-    def totals(self, *numbers: int) -> list[int]:
-        """The sum of each number over all ranks."""
-        token = torch.tensor(numbers, device="cpu")
-        dist.all_reduce(token, group=self._group)
-        return [int(number) for number in token]
-
-    def gather(self, item: Any) -> list[Any]:  # whatever pickle can carry
-        """Gather an item of every rank, on all ranks."""
-        items: list[Any] = [None] * self.world_size
-        dist.all_gather_object(items, item, group=self._group)
-        return items
-
-    def over_ranks(self, times_s: list[list[float]], how: str) -> list[tuple[float, ...]]:
-        """Combine times that every rank has measured; ``how`` is one of `OVER_RANKS`."""
-        table = torch.tensor(times_s, dtype=torch.float64, device="cpu")
-        if how == "rank0":
-            dist.broadcast(table, group=self._group, group_src=0)
-        else:
-            op = {"avg": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-            dist.all_reduce(table, op[how], group=self._group)
-            table = table / self.world_size if how == "avg" else table
-        return [tuple(row) for row in table.tolist()]
-
-    def close(self) -> None:
-        """Release the group."""
-        dist.destroy_process_group(self._group)
-
-
 @dataclass
-class _Entry:
+class _TimedContender:
     """One contender on one workload, on this rank; all dictionaries by whether it is in place."""
 
     contender: str
@@ -364,7 +300,7 @@ class _Bench:
             )
         return self._buffers[key]
 
-    def _time(self, entries: list[_Entry], seconds: float | None) -> None:
+    def _time(self, entries: list[_TimedContender], seconds: float | None) -> None:
         """Let all contenders take turns, in the modes that are to be timed."""
         request = self.request
         modes = [mode for mode in self.modes if mode in request.timed_modes]
@@ -386,15 +322,15 @@ class _Bench:
         for (entry, mode), times_s, turn in zip(jobs, samples.times_s, samples.turns, strict=True):
             entry.timings[mode] = replace(entry.timings[mode], samples_s=times_s, turn=turn)
 
-    def _entry(self, contender: str, *, scout: bool = False) -> _Entry:
+    def _entry(self, contender: str, *, scout: bool = False) -> _TimedContender:
         """Run a contender once in each mode, and check the results."""
-        entry = _Entry(contender)
+        entry = _TimedContender(contender)
         if contender in LIMITS:  # it has no result to be checked, and is timed in one mode
             mode = self.modes[-1]
             try:
                 limit = limit_caller(contender, self.workload, self.world_size, self.device)
             except ArgumentError as error:
-                return _Entry(contender, refused=str(error))
+                return _TimedContender(contender, refused=str(error))
             entry.run[mode] = partial(_settled, limit, self.device)
             entry.timings[mode] = Timing((), 1, None)
             return entry
@@ -412,14 +348,14 @@ class _Bench:
                     self.request.segment_bytes,
                 )
             check = self.request.check and not scout and self.oracle.exact
-            refused, wrong = self._try(contender, mode, call, check=check)
+            refused, wrong = self._run_once(contender, mode, call, check=check)
             if refused is not None:
-                return _Entry(contender, refused=refused)
+                return _TimedContender(contender, refused=refused)
             entry.run[mode] = partial(_several, call, self.request.blocking == 0, self.device)
             entry.timings[mode] = Timing((), 1, wrong if check else None)
         return entry
 
-    def _try(
+    def _run_once(
         self, contender: str, mode: bool, call: Callable[[bool], Any], *, check: bool
     ) -> tuple[str | None, int]:
         """Run once: why it is refused, before anything is sent; wrong elements on all ranks."""
@@ -447,7 +383,7 @@ class _Bench:
             refused = next(filter(None, self.meeting.gather(refused)))
         return refused, wrong
 
-    def _best_scout(self, seconds: float | None) -> _Entry | None:
+    def _best_scout(self, seconds: float | None) -> _TimedContender | None:
         """Find the fastest of the scouts, and check it."""
         scouts = [self._entry(name, scout=True) for name in self.request.scouts]
         scouts = [entry for entry in scouts if entry.refused is None]

@@ -17,3 +17,5 @@ DTYPE_NAMES = (
     "f8e4m3", "f8e5m2", "int16", "uint16", "bool", "complex64", "complex128",
 )  # fmt: skip
 """Dtypes by the names of nccl-tests, and more by those of torch."""
+OVER_RANKS = ("rank0", "avg", "min", "max")
+"""Whose time counts: of rank 0, the mean, the fastest, the slowest; as nccl-tests' -a."""

@@ -71,9 +71,9 @@ class _Prober:
         A rank that lacks a path gives up before the others.
         """
         others = [peer for peer in range(self.transport.world_size) if peer != self.rank]
-        comes = [self.ready(peer, self.rank, self.memory[0, :_SHORT])() for peer in others]
-        goes = [self.ready(self.rank, peer, self.memory[1, :_SHORT])() for peer in others]
-        for wait in [*comes, *goes]:
+        receives = [self.ready(peer, self.rank, self.memory[0, :_SHORT])() for peer in others]
+        sends = [self.ready(self.rank, peer, self.memory[1, :_SHORT])() for peer in others]
+        for wait in [*receives, *sends]:
             wait(share=0.5)
 
     def trial(self, trial: Trial) -> dict[Pair, Sample]:
@@ -81,17 +81,17 @@ class _Prober:
         own = Sample(0.0)
         for source, target in trial.pairs:
             if self.rank == source:
-                self._give(target, trial)
+                self._send_stream(target, trial)
             elif self.rank == target:
-                own = self._take(source, trial)
+                own = self._receive_stream(source, trial)
         world_size, known = self.transport.world_size, 1
         rows = torch.tensor([own] * world_size, dtype=torch.float64, device="cpu")
         while known < world_size:  # row r is that of the rank r further
             more = min(known, world_size - known)
             ahead, back = ((self.rank + way) % world_size for way in (known, -known))
-            come = self.ready(ahead, self.rank, rows[known : known + more].view(-1))()
+            receive_rows = self.ready(ahead, self.rank, rows[known : known + more].view(-1))()
             self.ready(self.rank, back, rows[:more].view(-1))()()
-            come()
+            receive_rows()
             known += more
         numbers = rows.roll(self.rank, 0).tolist()
         return {pair: Sample(*numbers[pair[1]]) for pair in trial.pairs}
@@ -104,18 +104,20 @@ class _Prober:
             return lambda nbytes: short()
         return lambda nbytes: self.ready(source, target, memory[:nbytes])()
 
-    def _give(self, peer: int, trial: Trial) -> None:
-        send, hear = self._stream(self.rank, peer, trial), self.ready(peer, self.rank, self.size)
-        under_way = deque(map(send, _first(trial)))
+    def _send_stream(self, peer: int, trial: Trial) -> None:
+        send = self._stream(self.rank, peer, trial)
+        receive_size = self.ready(peer, self.rank, self.size)
+        under_way = deque(map(send, _unasked_sizes(trial)))
         while under_way:
             under_way.popleft()()
-            hear()()
+            receive_size()()
             if nbytes := int(self.size):
                 under_way.append(send(nbytes))
 
-    def _take(self, peer: int, trial: Trial) -> Sample:
-        receive, tell = self._stream(peer, self.rank, trial), self.ready(self.rank, peer, self.size)
-        sizes = deque(_first(trial))
+    def _receive_stream(self, peer: int, trial: Trial) -> Sample:
+        receive = self._stream(peer, self.rank, trial)
+        send_size = self.ready(self.rank, peer, self.size)
+        sizes = deque(_unasked_sizes(trial))
         coming, size = deque(map(receive, sizes)), sizes[0]
         arrivals = [(time.perf_counter(), 0)]
         while coming:
@@ -131,11 +133,11 @@ class _Prober:
                 sizes.append(size)
                 coming.append(receive(size))
             self.size.fill_(size)
-            tell()()
+            send_size()()
         return trial.sample(arrivals)
 
 
-def _first(trial: Trial) -> list[int]:
+def _unasked_sizes(trial: Trial) -> list[int]:
     """Bytes of the messages that are not asked for."""
     nbytes = min(trial.nbytes or _LEAST, _MOST)
     return [nbytes] * (1 if trial.is_short else _UNDER_WAY)
@@ -177,8 +179,8 @@ def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
     Examples
     --------
     >>> import ringcoll
-    >>> found = ringcoll.run_threads(lambda group: measurements(group, 0.5), 2)[0]
-    >>> sorted(found.latency_s)
+    >>> measured = ringcoll.run_threads(lambda group: measurements(group, 0.5), 2)[0]
+    >>> sorted(measured.latency_s)
     [(0, 1), (1, 0)]
     """
     budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))

@@ -9,7 +9,6 @@ pipeline, memory) are drawn into axes of the caller, who adds titles and shows t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from io import BytesIO
 from itertools import cycle, product
 from pathlib import Path
@@ -22,7 +21,7 @@ from ringcoll.schedules import Counts
 from ringcoll.schedules.cost import Bound
 from ringcoll.tools.bench.measure import Result
 from ringcoll.tools.bench.reports import label
-from ringcoll.tools.bench.rounds import as_size
+from ringcoll.tools.bench.units import as_size
 from ringcoll.training import Kind, ModelStates, PipelineSchedule, timed_actions
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def draw(curves: Mapping[str, Sequence[Result]], title: str, whose: str = "slowe
     sizes: set[int] = set()
     for name, results in curves.items():
         points = [
-            (result, result.timed.summary)
+            (result, result.summary)
             for result in sorted(results, key=lambda result: result.nbytes)
             if result.timed is not None
         ]
@@ -172,12 +171,6 @@ def _points(
     axes.margins(0.3, 0.3)
 
 
-def _distance(wide: float, high: float, place: tuple[float, float]) -> float:
-    """How far a place of a label is from its point; to the right is better."""
-    dx, dy = place
-    return abs(dx + wide / 2) / 2 + 1.5 * abs(dy + high / 2) - (dx > 0) * 4
-
-
 def _spread_labels(figure: Figure) -> None:
     """Move each label to the nearest place where it covers no point and no other label."""
     from matplotlib.text import Annotation, Text
@@ -197,8 +190,11 @@ def _spread_labels(figure: Figure) -> None:
             wide, high = extent.width, extent.height
             dxs = (8, -8 - wide, *(k * 12 - wide / 2 for k in range(-12, 13)))
             dys = (-high / 2, *(k * 8 - high / 2 for k in range(-24, 25)))
-
-            for dx, dy in sorted(product(dxs, dys), key=partial(_distance, wide, high)):
+            places = [  # the distance from the point; to the right is better
+                (abs(dx + wide / 2) / 2 + 1.5 * abs(dy + high / 2) - (dx > 0) * 4, dx, dy)
+                for dx, dy in product(dxs, dys)
+            ]
+            for _, dx, dy in sorted(places):
                 box = Bbox.from_bounds(x + dx - 3, y + dy - 2, wide + 6, high + 4)
                 inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
                 if inside and not box.count_overlaps(taken):

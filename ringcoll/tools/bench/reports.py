@@ -1,7 +1,7 @@
 """Measurements in sentences, as JSON and as CSV, with the facts that they have to be read with.
 
 A contender counts as faster than another at a size if the quartiles of their times do not overlap;
-otherwise the two are about even. That describes the measurements, and is no test of significance.
+otherwise the two are about even. This describes the measurements; it is no test of significance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,13 @@ from ringcoll.schedules.algorithms import ALIASES
 from ringcoll.tools.bench.contenders import Workload
 from ringcoll.tools.bench.measure import BenchRequest, Result, Timing
 from ringcoll.tools.bench.names import LIMITS, NATIVE, OVER
-from ringcoll.tools.bench.rounds import Summary, as_size
+from ringcoll.tools.bench.units import as_size
 
 # Variables that change what is measured. Files of results are passed on, so no others are in them.
 _VARIABLES = ("GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "RINGCOLL_", "TORCH_", "UCX_")
 _JSON_VERSION = 2  # of the layout of nccl-tests that is followed
 _STATISTICS = ("min", "max", "avg", "p25", "p50", "p75", "p95", "p99", "stdev")
+_MODES = ("out_of_place", "in_place")
 _US = 1e6
 
 
@@ -98,31 +100,23 @@ def by_size(results: Iterable[Result]) -> BySize:
     return table
 
 
-def _summary(result: Result) -> Summary:
-    assert result.timed is not None
-    return result.timed.summary
-
-
-def _median(result: Result) -> float:
-    return _summary(result).p50_s
-
-
 def speed_against(result: Result, other: Result) -> float:
     """How many times as fast as another: its median over the own."""
-    return _median(other) / _median(result)
+    return other.summary.p50_s / result.summary.p50_s
 
 
 def faster(first: Result, second: Result) -> str:
     """The contender that is faster; `EVEN` if their quartiles overlap."""
-    if _summary(first).p75_s < _summary(second).p25_s:
-        return first.contender
-    return second.contender if _summary(second).p75_s < _summary(first).p25_s else EVEN
+    for result, other in ((first, second), (second, first)):
+        if result.summary.p75_s < other.summary.p25_s:
+            return result.contender
+    return EVEN
 
 
-def _where(group: list[int], sizes: Sequence[int]) -> str:
+def _span_of(group: list[int], sizes: Sequence[int]) -> str:
     """A range of sizes in words.
 
-    >>> _where([4, 16], [4, 16, 64]), _where([16], [4, 16, 64]), _where([4], [4])
+    >>> _span_of([4, 16], [4, 16, 64]), _span_of([16], [4, 16, 64]), _span_of([4], [4])
     ('up to 16 B', 'at 16 B', 'at 4 B')
     """
     first, last = as_size(group[0]), as_size(group[-1])
@@ -137,8 +131,8 @@ def _where(group: list[int], sizes: Sequence[int]) -> str:
 
 
 def _ranges(sizes: Sequence[int], word: Callable[[int], str]) -> str:
-    """What holds at which sizes, for example "ring is faster up to 16 B, about even from ..."."""
-    return ", ".join(f"{key} {_where(list(alike), sizes)}" for key, alike in groupby(sizes, word))
+    """The ranges of sizes of each word: "ring is faster up to 16 B, about even from ..."."""
+    return ", ".join(f"{key} {_span_of(list(alike), sizes)}" for key, alike in groupby(sizes, word))
 
 
 def duel(table: BySize, first: str, second: str, *, names: tuple[str, str] | None = None) -> str:
@@ -153,12 +147,7 @@ def duel(table: BySize, first: str, second: str, *, names: tuple[str, str] | Non
 
 
 def _fastest(row: dict[str, Result]) -> str:
-    return min(row, key=lambda name: _median(row[name]))
-
-
-def _winners(table: BySize) -> str:
-    ranges = _ranges(sorted(table), lambda nbytes: label(_fastest(table[nbytes])))
-    return f"Lowest median: {ranges}."
+    return min(row, key=lambda name: row[name].summary.p50_s)
 
 
 def _against_native(table: BySize) -> str | None:
@@ -198,7 +187,7 @@ def sentences(results: Sequence[Result]) -> Iterator[str]:
     """Say which contender wins at which sizes, and whether all results were right."""
     table = by_size(results)
     if table:
-        yield _winners(table)
+        yield f"Lowest median: {_ranges(sorted(table), lambda n: label(_fastest(table[n])))}."
     for other in ("tree", "double_tree"):
         if any("ring" in row and other in row for row in table.values()):
             yield duel(table, "ring", other)
@@ -230,7 +219,7 @@ def efficiencies(results: Sequence[Result]) -> list[Efficiency]:
     comparisons = []
     for workload in dict.fromkeys(result.workload for result in results):
         own = [result for result in results if result.workload == workload]
-        medians = {result.contender: _median(result) for result in own if result.timed is not None}
+        medians = {result.contender: result.summary.p50_s for result in own if result.timed}
         if "exchange" not in medians:
             continue
         exchange_s, add_s, copy_s = (medians.pop(name, 0.0) for name in LIMITS)
@@ -243,7 +232,7 @@ def efficiencies(results: Sequence[Result]) -> list[Efficiency]:
 def timings(results: Iterable[Result]) -> Iterator[tuple[Result, str, Timing]]:
     """The measurements that have a time, and their modes: ``"out_of_place"`` and ``"in_place"``."""
     for result in results:
-        for mode in ("out_of_place", "in_place"):
+        for mode in _MODES:
             timing: Timing | None = getattr(result, mode)
             if timing is not None and timing.samples_s:
                 yield result, mode, timing
@@ -263,7 +252,7 @@ def failed(results: Sequence[Result]) -> bool:
 def average_busbw(results: Iterable[Result]) -> float:
     """Mean bus bandwidth over all sizes, out of place and in place, in GB/s."""
     widths = [result.busbw(timing.summary.p50_s) for result, _, timing in timings(results)]
-    return sum(widths) / len(widths) if widths else 0.0
+    return fmean(widths) if widths else 0.0
 
 
 def document(
@@ -278,7 +267,9 @@ def document(
     these; ``environment`` and ``limits`` are ours.
     """
     wrong = wrong_in(results)
-    contenders = list(dict.fromkeys(result.contender for result in results))
+    by_contender: dict[str, list[Result]] = {}
+    for result in results:
+        by_contender.setdefault(result.contender, []).append(result)
     natives = _natives(results)
     return {
         "version": _JSON_VERSION,
@@ -306,10 +297,7 @@ def document(
         "average_bus_bandwidth": {
             "bandwidth": average_busbw(results),
             "okay": "unchecked",
-            "by_algorithm": {
-                name: average_busbw(result for result in results if result.contender == name)
-                for name in contenders
-            },
+            "by_algorithm": {name: average_busbw(own) for name, own in by_contender.items()},
         },
         "end_time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "errors": [f"{result.contender}: {result.refused}" for result in results if result.refused],
@@ -317,7 +305,7 @@ def document(
     }
 
 
-def _what(result: Result) -> dict[str, Any]:
+def _identity(result: Result) -> dict[str, Any]:
     workload = result.workload
     return {
         "algorithm": result.contender,
@@ -339,22 +327,30 @@ def _natives(results: Iterable[Result]) -> dict[tuple[Workload, str], float]:
     }
 
 
+def _numbers(
+    result: Result, timing: Timing, mode: str, natives: dict[tuple[Workload, str], float]
+) -> tuple[float, float, float, int | None, float | None]:
+    """Time in us, algorithm and bus bandwidth, wrong elements, and speed against native."""
+    median, native_s = timing.summary.p50_s, natives.get((result.workload, mode))
+    speed = native_s / median if native_s else None
+    return median * _US, result.algbw(median), result.busbw(median), timing.wrong, speed
+
+
 def _record(result: Result, natives: dict[tuple[Workload, str], float]) -> dict[str, Any]:
-    modes = ("out_of_place", "in_place")
-    times: dict[str, Any] = {name: None for mode in modes for name in (mode, f"{mode}_per_iter")}
+    names = ("time", "alg_bw", "bus_bw", "nwrong", "speed_against_native")
+    times: dict[str, Any] = {name: None for mode in _MODES for name in (mode, f"{mode}_per_iter")}
     actual = 0
     for _, mode, timing in timings([result]):
-        median, actual = timing.summary.p50_s, timing.turn * len(timing.samples_s)
-        times[mode] = {
-            "time": median * _US,
-            "alg_bw": result.algbw(median),
-            "bus_bw": result.busbw(median),
-            "nwrong": timing.wrong,
-            "speed_against_native": _speed(natives.get((result.workload, mode)), median),
+        summary, actual = timing.summary, timing.turn * len(timing.samples_s)
+        times[mode] = dict(zip(names, _numbers(result, timing, mode, natives), strict=True))
+        times[f"{mode}_per_iter"] = {
+            **{f"{name}_us": getattr(summary, f"{name}_s") * _US for name in _STATISTICS},
+            "cv_pct": 100 * summary.stdev_s / summary.avg_s if summary.avg_s else 0.0,
+            "iterations_per_sample": timing.turn,
+            "times_us": [sample * _US for sample in timing.samples_s],
         }
-        times[f"{mode}_per_iter"] = _per_iteration(timing)
     return {
-        **_what(result),
+        **_identity(result),
         "root": str(result.workload.root),
         **times,
         "actual_iterations": actual,
@@ -363,35 +359,22 @@ def _record(result: Result, natives: dict[tuple[Workload, str], float]) -> dict[
     }
 
 
-def _speed(native_s: float | None, median: float) -> float | None:
-    return native_s / median if native_s else None
-
-
-def _per_iteration(timing: Timing) -> dict[str, Any]:
-    summary = timing.summary
-    return {f"{name}_us": getattr(summary, f"{name}_s") * _US for name in _STATISTICS} | {
-        "cv_pct": 100 * summary.stdev_s / summary.avg_s if summary.avg_s else 0.0,
-        "iterations_per_sample": timing.turn,
-        "times_us": [sample * _US for sample in timing.samples_s],
-    }
-
-
 def csv_records(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
     """The table for CSV: a row for each size, contender and mode, times in microseconds."""
     natives = _natives(results)
     for result in results:
         for _, mode, timing in timings([result]):
-            summary = timing.summary
-            yield _what(result) | {
+            time_us, algbw, busbw, wrong, speed = _numbers(result, timing, mode, natives)
+            yield _identity(result) | {
                 "mode": mode,
-                "time_us": summary.p50_s * _US,
-                "algbw": result.algbw(summary.p50_s),
-                "busbw": result.busbw(summary.p50_s),
-                "wrong": timing.wrong,
-                "samples": summary.samples,
-                "spread": summary.spread,
-                "speed_against_native": _speed(natives.get((result.workload, mode)), summary.p50_s),
+                "time_us": time_us,
+                "algbw": algbw,
+                "busbw": busbw,
+                "wrong": wrong,
+                "samples": timing.summary.samples,
+                "spread": timing.summary.spread,
+                "speed_against_native": speed,
                 "error": None,
             }
         if result.refused:
-            yield _what(result) | {"error": result.refused}
+            yield _identity(result) | {"error": result.refused}

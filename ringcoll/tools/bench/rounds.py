@@ -1,4 +1,4 @@
-"""Time functions side by side, in rounds; without torch.
+"""Time functions side by side, in rounds.
 
 Problem: two libraries are compared on a machine whose speed changes from second to second, and
 whose caches and connections remember which ran last. So all contenders run in *rounds*: in each
@@ -9,29 +9,23 @@ together. The time of an operation is that of the slowest rank, unless the reque
 Ranks start at different moments, on an oversubscribed machine milliseconds apart, and with cold
 caches. So that the start does not count, a turn consists of as many operations, in a row, as last a
 few milliseconds, after a quarter as many, and at least one, that are not timed; a sample is the
-mean of the others. Where a turn is to have one operation only, that is timed with its start.
-
-Times and their statistics are in seconds, ``algbw`` and ``busbw`` in GB/s of 1e9 bytes. The peak of
-the hardware is compared with the bus bandwidth: see nccl-tests, doc/PERFORMANCE.md.
+mean of the others. If a turn is to have one operation only, the operation is timed with its start.
 """
 
 from __future__ import annotations
 
-import math
 import random
-import re
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any
 
-from ringcoll.runtime.machine import cores
-from ringcoll.schedules import contract
+import torch
+import torch.distributed as dist
 
-OVER_RANKS = ("rank0", "avg", "min", "max")
-"""Whose time counts: the first rank's, the mean, the fastest, the slowest; nccl-tests' -a."""
+from ringcoll.runtime.machine import cores, place
+from ringcoll.schedules import without_collection
 
 _TURN_S = 5e-3  # time that a turn should last, for each rank of a core: Linux's time slice is 3 ms
 _MOST_A_TURN = 1000
@@ -39,30 +33,71 @@ _LEAD = 4  # before so many operations that are timed there is one that is not
 _TRIES = 5  # rounds, to find the length of turns
 _GROWTH = 10  # times as long as the last, at most
 _TURNS = 4  # at least, of a fixed number of operations
-
-_FEW = 5  # with 5 samples the quartiles are samples; with fewer they lie between samples
-FEW_SAMPLES = f"of fewer than {_FEW} samples, and rough"
-"""The meaning of the mark ``~`` of `spread_in_words`, for median and spread."""
-
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(?:I?B)?", re.IGNORECASE | re.ASCII)
+_QUIET_S = 5e-3  # from meeting to starting
+_AWAKE_S = 5e-4  # of these at the end, in which the processor is kept
 
 
-class MeetingPlace(Protocol):
-    """The meeting point of the ranks that `alternate` needs."""
+class Meeting:
+    """A meeting point of the ranks of the default group, on a group of its own.
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
+    Collective: all ranks have to make, use and close it alike.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo")
+        self._one_clock = len(set(self.gather(place()))) == 1
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come."""
+        dist.barrier(group=self._group)
 
     def start(self) -> None:
-        """Wait until all ranks have come."""
+        """Wait until all ranks have come, and all is quiet: then all go on at one time.
+
+        Ranks leave a barrier some 100 us apart, and gloo's threads may go on spinning until
+        their time slice of 3 to 4 ms is over. On one host the ranks share a clock, so they
+        agree on when to go on.
+        """
+        starts = torch.tensor([time.monotonic() + _QUIET_S], dtype=torch.float64, device="cpu")
+        dist.all_reduce(starts, dist.ReduceOp.MAX, group=self._group)
+        begin = float(starts) if self._one_clock else time.monotonic() + _QUIET_S
+        time.sleep(max(0.0, begin - time.monotonic() - _AWAKE_S))
+        while time.monotonic() < begin:
+            pass
 
     def agree(self, number: int) -> int:
         """Give all ranks the number of rank 0."""
+        token = torch.tensor([number], device="cpu")
+        dist.broadcast(token, group=self._group, group_src=0)
+        return int(token)
+
+    def totals(self, *numbers: int) -> list[int]:
+        """The sum of each number over all ranks."""
+        token = torch.tensor(numbers, device="cpu")
+        dist.all_reduce(token, group=self._group)
+        return [int(number) for number in token]
+
+    def gather(self, item: Any) -> list[Any]:  # whatever pickle can carry
+        """Gather an item of every rank, on all ranks."""
+        items: list[Any] = [None] * self.world_size
+        dist.all_gather_object(items, item, group=self._group)
+        return items
 
     def over_ranks(self, times_s: list[list[float]], how: str) -> list[tuple[float, ...]]:
         """Combine times that every rank has measured; ``how`` is one of `OVER_RANKS`."""
+        table = torch.tensor(times_s, dtype=torch.float64, device="cpu")
+        if how == "rank0":
+            dist.broadcast(table, group=self._group, group_src=0)
+        else:
+            op = {"avg": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+            dist.all_reduce(table, op[how], group=self._group)
+            table = table / self.world_size if how == "avg" else table
+        return [tuple(row) for row in table.tolist()]
+
+    def close(self) -> None:
+        """Release the group."""
+        dist.destroy_process_group(self._group)
 
 
 @dataclass(frozen=True)
@@ -74,7 +109,7 @@ class Samples:
 
 
 def alternate(
-    meeting: MeetingPlace,
+    meeting: Meeting,
     functions: Sequence[Callable[[int], object]],
     *,
     warmup: int = 1,
@@ -102,8 +137,6 @@ def alternate(
     before
         Called before each turn, untimed, with the number of the function whose turn it is.
     """
-    from ringcoll.schedules import without_collection  # it imports the verifier
-
     times: list[list[float]] = [[] for _ in functions]
     one_round = partial(_one_round, meeting, functions, before, turn is None)
     with without_collection():
@@ -132,17 +165,17 @@ def turn_seconds(world_size: int) -> float:
 
 
 def _turns(
-    meeting: MeetingPlace,
+    meeting: Meeting,
     one_round: Callable[..., object],
     times: list[list[float]],
     most: int,
     seconds: float | None,
 ) -> list[int]:
     """How many operations of each function take some milliseconds; of a fixed number, alike."""
-    turn_s = turn_seconds(meeting.world_size)
 
     def fitting(time_s: float, limit: int) -> int:
-        return meeting.agree(min(limit, max(1, round(turn_s / time_s))))
+        possible = round(turn_seconds(meeting.world_size) / time_s)
+        return meeting.agree(min(limit, max(1, possible)))
 
     if seconds is None:
         return [fitting(min(map(min, times)), max(1, most // _TURNS))] * len(times)
@@ -161,7 +194,7 @@ def _turns(
 
 
 def _one_round(
-    meeting: MeetingPlace,
+    meeting: Meeting,
     functions: Sequence[Callable[[int], object]],
     before: Callable[[int], object] | None,
     has_lead: bool,
@@ -187,136 +220,3 @@ def _more_rounds(done: int, most: int, spent_s: float, seconds: float) -> int:
     """Half of the rounds that the time seems to be good for: their speed may change."""
     possible = (seconds - spent_s) / (spent_s / done)
     return min(most - done, max(int(possible / 2), int(possible >= 1), 0))
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Statistics of repeated measurements.
-
-    Parameters
-    ----------
-    samples
-        Number of samples.
-    min_s, max_s, avg_s, stdev_s
-        Minimum, maximum, mean, and standard deviation of the population.
-    p25_s, p50_s, p75_s
-        Quartiles, with linear interpolation; ``p50_s`` is the median.
-    p95_s, p99_s
-        Percentiles by nearest rank, as in nccl-tests: values that were measured.
-    """
-
-    samples: int
-    min_s: float
-    max_s: float
-    avg_s: float
-    stdev_s: float
-    p25_s: float
-    p50_s: float
-    p75_s: float
-    p95_s: float
-    p99_s: float
-
-    @property
-    def few(self) -> bool:
-        """Whether there are too few samples for quartiles: each is made of two samples."""
-        return self.samples < _FEW
-
-    @property
-    def spread(self) -> float:
-        """Interquartile range over median."""
-        return (self.p75_s - self.p25_s) / self.p50_s if self.p50_s else 0.0
-
-
-def _nearest_rank(ordered: Sequence[float], percent: int) -> float:
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-
-def summarize(samples_s: Sequence[float]) -> Summary:
-    """Summarize measurements: at least one time, in seconds.
-
-    >>> summary = summarize([4.0, 1.0, 2.0, 3.0, 5.0])
-    >>> summary.p50_s, summary.p95_s, summary.avg_s, summary.spread
-    (3.0, 5.0, 3.0, 0.6666666666666666)
-    """
-    ordered = sorted(samples_s)
-    quartiles = [ordered[0]] * 3
-    if len(ordered) > 1:
-        quartiles = statistics.quantiles(ordered, n=4, method="inclusive")
-    return Summary(
-        samples=len(ordered),
-        min_s=ordered[0],
-        max_s=ordered[-1],
-        avg_s=statistics.fmean(ordered),
-        stdev_s=statistics.pstdev(ordered),
-        p25_s=quartiles[0],
-        p50_s=quartiles[1],
-        p75_s=quartiles[2],
-        p95_s=_nearest_rank(ordered, 95),
-        p99_s=_nearest_rank(ordered, 99),
-    )
-
-
-def spread_in_words(summary: Summary) -> str:
-    """Write the spread for a table; ``~`` marks few samples.
-
-    >>> spread_in_words(summarize([1.0] * 5)), spread_in_words(summarize([1.0]))
-    ('0%', '~0%')
-    """
-    return f"{'~' * summary.few}{100 * summary.spread:.0f}%"
-
-
-def algbw(nbytes: int, seconds: float) -> float:
-    """Algorithm bandwidth: the size of the data over the time, in GB/s.
-
-    >>> round(algbw(33554432, 2943.25e-6), 2)
-    11.4
-    """
-    return nbytes / seconds / 1e9 if seconds > 0 else 0.0
-
-
-def busbw(collective: str, world_size: int, nbytes: int, seconds: float) -> float:
-    """Bus bandwidth, in GB/s: the algorithm bandwidth times the collective's factor.
-
-    ``nbytes`` is the size of the whole data: the vector, or all blocks of a rank.
-
-    >>> busbw("all_reduce", 4, 1_000_000_000, 1.0)
-    1.5
-    """
-    factor = contract(collective).busbw_factor(world_size)
-    return algbw(nbytes, seconds) * float(factor)
-
-
-def parse_size(text: str) -> int:
-    """Read a number of bytes, as nccl-tests does: K, M and G are powers of 1024.
-
-    >>> parse_size("4"), parse_size("64K"), parse_size("16 MiB")
-    (4, 65536, 16777216)
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a size such as 4, 64K or 16M")
-    return int(match[1]) << 10 * _POWERS[match[2].upper()]
-
-
-def as_size(nbytes: int) -> str:
-    """Write a number of bytes.
-
-    >>> as_size(4), as_size(65536), as_size(16 << 20), as_size(1536), as_size(1000)
-    ('4 B', '64 KiB', '16 MiB', '1.5 KiB', '1000 B')
-    """
-    for whole, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= whole:
-            return f"{nbytes / whole:.4g} {unit}"
-    return f"{nbytes} B"
-
-
-def time_in_words(seconds: float) -> str:
-    """Write a time with three digits.
-
-    >>> time_in_words(12.34e-6), time_in_words(0.0123), time_in_words(1.5)
-    ('12.3 us', '12.3 ms', '1.5 s')
-    """
-    for factor, unit in ((1e6, "us"), (1e3, "ms")):
-        if seconds * factor < 999.5:  # what three digits can show
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s"

@@ -40,11 +40,11 @@ from ringcoll.schedules.cost import (
 from ringcoll.tools.bench.contenders import Workload, check_transport, shape
 from ringcoll.tools.bench.measure import BenchRequest, Result, device_of
 from ringcoll.tools.bench.measure import measure as measure_all
-from ringcoll.tools.bench.rounds import Summary
+from ringcoll.tools.bench.units import Summary
 
 _TIMES = 5  # that the costs are measured
-_NOISE = 1.1  # times as slow is as fast
-_HOPELESS = 4.0  # times as slow as the best, by prediction, which is wrong by less
+_NOISE_RATIO = 1.1  # times as slow is as fast
+_MOST_TIMES_SLOWER = 4.0  # times as slow as the best, by prediction, which is wrong by less
 _LIMIT_S = 30.0
 
 
@@ -115,16 +115,15 @@ def costs_on_rank(transport: str, kind: str = "cpu", timeout_s: float = _LIMIT_S
 
 def workloads(plan: TuningPlan, world_size: int) -> dict[str, tuple[int, ...]]:
     """Sizes to measure of each collective that leaves a choice between algorithms."""
-    sizes = {}
-    for name in plan.collectives:
-        if plan.algorithms is None:
-            leaves_a_choice = len(promising(name, 0, world_size, None)) > 1
-        else:
-            leaves_a_choice = name in plan.algorithms
-        own = tuple(n for n in plan.sizes if shape(Workload(name, n), world_size).count)
-        if leaves_a_choice and own:
-            sizes[name] = own
-    return sizes
+    names: Iterable[str] = plan.algorithms or ()
+    if plan.algorithms is None:
+        names = [name for name in plan.collectives if len(promising(name, 0, world_size, None)) > 1]
+    sizes = {
+        name: tuple(n for n in plan.sizes if shape(Workload(name, n), world_size).count)
+        for name in plan.collectives
+        if name in names
+    }
+    return {name: own for name, own in sizes.items() if own}
 
 
 def promising(
@@ -133,7 +132,7 @@ def promising(
     """Algorithms of the library that are worth measuring at a size; all without costs."""
     if costs is not None:
         predicted = predictions(collective, nbytes, world_size, costs)
-        limit_s = _HOPELESS * predicted[0].seconds
+        limit_s = _MOST_TIMES_SLOWER * predicted[0].seconds
         return tuple(each.algorithm for each in predicted if each.seconds <= limit_s)
     unequal = not contract(collective).common_lengths
     return tuple(
@@ -176,7 +175,7 @@ def findings(results: Iterable[Result], table: Table) -> list[Finding]:
     for result in results:
         if result.timed is not None:
             key = result.workload.collective, result.nbytes
-            rows.setdefault(key, {})[result.contender] = result.timed.summary
+            rows.setdefault(key, {})[result.contender] = result.summary
     comparisons = []
     for workload, summaries in rows.items():
         medians_s = {name: summary.p50_s for name, summary in summaries.items()}
@@ -212,27 +211,21 @@ def rules_from(
         own.sort(key=lambda finding: finding.nbytes)
         middles = [isqrt(a.nbytes * b.nbytes) for a, b in pairwise(own)]
         ranges = zip(own, [0, *middles], [*middles, None], strict=True)
-        for algorithm, alike in groupby(ranges, lambda row: _algorithm(row[0])):
+        for algorithm, alike in groupby(
+            ranges, lambda row: AUTO if row[0].ratio <= _NOISE_RATIO else row[0].best
+        ):
             if algorithm == AUTO:
                 continue
             (_, first, end), *others = alike
+            is_pipelined = find(collective, algorithm).pipelined
             rules.append(
                 Rule(
                     collective=collective,
                     nbytes=Range(first, others[-1][2] if others else end),
                     algorithm=algorithm,
-                    segment_bytes=_segment_bytes(collective, algorithm, device),
+                    segment_bytes=pipelined_segment_bytes(device) if is_pipelined else None,
                     world_size=Range(world_size, world_size + 1),
                     hosts=Range(hosts, hosts + 1),
                 )
             )
     return tuple(rules)
-
-
-def _algorithm(finding: Finding) -> str:
-    return AUTO if finding.ratio <= _NOISE else finding.best
-
-
-def _segment_bytes(collective: str, algorithm: str, device: str) -> int | None:
-    pipelined = find(collective, algorithm).pipelined
-    return pipelined_segment_bytes(device) if pipelined else None

@@ -2,10 +2,12 @@
 
 ================  =====================================================
 `app`             the group of commands, how they describe themselves, and how they end
-`output`          what commands write: tables, JSON, CSV, progress, pictures
+`output`          the output of commands: tables, JSON, CSV, progress, pictures
 `options`         arguments and options that several commands take
-`measuring`       what the commands that measure share
-`listing`         ``ringcoll list``, ``ringcoll new`` and ``ringcoll export``
+`measuring`       options and ranks of the commands that measure
+`list`            ``ringcoll list``
+`new`             ``ringcoll new``
+`export`          ``ringcoll export``
 `show`            ``ringcoll show``
 `prove`           proofs in words and as data
 `verify`          ``ringcoll verify``
@@ -14,7 +16,8 @@
 `simulate`        ``ringcoll simulate``
 `plot`            ``ringcoll plot``, and the figure of crossovers
 `pareto`          ``ringcoll plot pareto``
-`search`          the best schedules: ``ringcoll search``, ``ringcoll fit``
+`search`          ``ringcoll search``
+`fit`             ``ringcoll fit``
 `doctor`          ``ringcoll doctor``
 `versions`        ``ringcoll doctor --report``
 `explain`         ``ringcoll explain``
@@ -25,7 +28,8 @@
 `comparison`      ``ringcoll bench --vs native``
 `trace`           ``ringcoll trace``
 `train`           ``ringcoll train``
-`programs`        programs on ranks: ``ringcoll run`` and ``ringcoll dump``
+`run`             ``ringcoll run``
+`dump`            ``ringcoll dump``
 ================  =====================================================
 
 A command's module is imported when the command is called, so that the list of commands

@@ -1,7 +1,7 @@
 """The group of commands: how commands are found, describe themselves, and end.
 
-A new command is a click command in a module of the same name, or in one that `_SHARED` names, and a
-line in `SECTIONS`. A page of help has text, definitions and examples, as wide as the terminal.
+A new command is a click command in a module of the same name, and a line in `SECTIONS`. A page of
+help has text, definitions and examples, as wide as the terminal.
 
 Exit status: 0 if all is well, 1 if something that was checked is wrong, 2 if the command
 could not do what it was asked to do, 130 if Ctrl-C ended it.
@@ -64,20 +64,13 @@ SECTIONS = {
 }
 """The commands by heading, with a line on each."""
 COMMANDS = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
-_SHARED = {
-    "listing": ("list", "new", "export"),
-    "programs": ("run", "dump"),
-    "search": ("search", "fit"),
-}
-"""The commands of modules that do not have the name of their only command."""
-_MODULES = {name: module for module, names in _SHARED.items() for name in names}
 _RENAMED = {
     "compare": "bench --vs native",
     "info": "doctor --report",
     "order": "verify ALGORITHM --order",
     "pareto": "plot pareto",
 }
-"""The commands that are gone, and what does the same."""
+"""The commands that are gone, and their successors."""
 
 _EXAMPLES = """
 ringcoll list all_reduce
@@ -152,8 +145,8 @@ class _CannotDoError(click.ClickException):
 
 
 @contextmanager
-def _for_print() -> Iterator[None]:
-    """Let an error say what the user, or a file, has said in characters that are for print."""
+def _printable_errors() -> Iterator[None]:
+    """Replace the characters in errors that are not for print; users and files bring them."""
     try:
         yield
     except click.ClickException as error:
@@ -170,7 +163,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"ringcoll.tools.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        module = import_module(f"ringcoll.tools.cli.{cmd_name}")
         commands = (value for value in vars(module).values() if isinstance(value, click.Command))
         return next(command for command in commands if command.name == cmd_name)
 
@@ -201,19 +194,23 @@ class _Commands(click.Group):
         ] + click.Command.shell_complete(self, ctx, incomplete)
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        with _for_print():
+        with _printable_errors():
             return super().make_context(*args, **settings)
 
-    @_for_print()
+    @_printable_errors()
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
             if sys.stdout is not None:
-                sys.stdout.flush()  # what does not fit on a disk is said here, and not at the end
+                sys.stdout.flush()  # a full disk is an error here, and not at Python's end
         except (RingcollError, TimeoutError) as error:  # or ranks were not done in time
             raise _CannotDoError(f"{error}{nearest(error)}") from error
         except OSError as error:  # of a file, of the output, or of a limit of the system
-            _give_up_output()
+            try:
+                sys.stdout.flush()
+            except OSError:  # or Python would write the rest of the output when it ends
+                with suppress(OSError):  # again, and yet it closes
+                    sys.stdout.close()
             name = error.filename or ("the output" if _is_of_output(error) else "")
             reason = error.strerror or str(error)
             raise _CannotDoError(f"{name}: {reason}" if name else reason) from error
@@ -228,15 +225,6 @@ def _is_of_output(error: OSError) -> bool:
     *_, (frame, _) = walk_tb(error.__traceback__)
     prints = ("click.utils", "rich.console", "ringcoll.tools.cli.output", __name__)
     return frame.f_globals["__name__"] in prints
-
-
-def _give_up_output() -> None:
-    """Keep Python from writing the rest of the output, if it cannot be written, when it ends."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with suppress(OSError):  # again, and yet it closes
-            sys.stdout.close()
 
 
 def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | None) -> None:

@@ -18,14 +18,14 @@ from ringcoll.tools.cli.app import command
 from ringcoll.tools.cli.blocks import Printer, limit_lines, print_lines
 from ringcoll.tools.cli.output import echo, print_csv, print_json
 
-_STEPS = {"stepbytes", "stepfactor"}
-_BESIDE_NATIVE = {"minbytes": "4", "maxbytes": "16M", "warmup": 2, "most": 200, "seconds": 50}
-"""What is usual with --vs; with more rounds the quartiles hardly move."""
+_STEP_OPTIONS = {"stepbytes", "stepfactor"}
+_COMPARISON_DEFAULTS = {"minbytes": "4", "maxbytes": "16M", "warmup": 2, "most": 200, "seconds": 50}
+"""Defaults of options with --vs; with more rounds the quartiles hardly move."""
 
 
-def _vs(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+def _set_defaults(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
     if name is not None:
-        ctx.default_map = _BESIDE_NATIVE
+        ctx.default_map = _COMPARISON_DEFAULTS
     return name
 
 
@@ -50,17 +50,12 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 )
 @options.usual_collective
 @measuring.ranks_option(4)
-@click.option(
-    "--algorithms",
-    default="auto",
-    show_default=True,
-    metavar="NAMES",
-    shell_complete=options.complete_algorithms,
-    help="Names from `ringcoll list`, auto, persistent (auto, prepared once), "
-    "shared_tensors (the same, in shared memory), native for torch's own, algorithms of "
-    "yours such as star.py:star, files such as ring.xml; or all. ring@gloo: over gloo. "
-    "One block is printed for each.",
-)
+@click.option("--algorithms", default="auto", show_default=True, metavar="NAMES",
+              shell_complete=options.complete_algorithms,
+              help="Names from `ringcoll list`, auto, persistent (auto, prepared once), "
+              "shared_tensors (the same, in shared memory), native for torch's own, algorithms of "
+              "yours such as star.py:star, files such as ring.xml; or all. ring@gloo: over gloo. "
+              "One block is printed for each.")  # fmt: skip
 @options.sizes_options("32M", "32M", factor=1, step="1M")
 @click.option("-n", "--iters", "most", type=click.IntRange(1, 10**6), default=20, show_default=True,
               help="Times that each operation is timed; with --seconds, at most.")  # fmt: skip
@@ -91,7 +86,7 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("--limits", is_flag=True,
               help="Also time an exchange of what has to be sent, an addition of what has to be "
               "added, and a copy; and print how near each algorithm comes.")  # fmt: skip
-@click.option("--vs", type=options.OneOf([NATIVE]), is_eager=True, callback=_vs,
+@click.option("--vs", type=options.OneOf([NATIVE]), is_eager=True, callback=_set_defaults,
               help="Compare with torch.distributed's own: in place, with sizes from 4 to 16M by a "
               "factor of 4, and other algorithms, for 50 seconds, unless said "
               "otherwise.")  # fmt: skip
@@ -161,7 +156,7 @@ def bench(
     roots = range(world_size) if root == "all" else [int(root)]
     if rules.rooted and max(roots) >= world_size:
         raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
-    if not options.typed(ctx) & _STEPS:
+    if not options.typed(ctx) & _STEP_OPTIONS:
         if vs is not None:
             stepfactor = 4
         elif minbytes < maxbytes < minbytes + stepbytes:

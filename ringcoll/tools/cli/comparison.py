@@ -24,9 +24,9 @@ from ringcoll.tools.cli import measuring
 from ringcoll.tools.cli.output import echo, grouped, print_table, print_text
 
 _FEATURED = ("ring", "tree", "double_tree")
-_BESIDE = "gloo"  # the transport of torch's isend and irecv, for the first two
-_REST = "best of the rest"
-_WHOSE = {"rank0": "rank 0", "avg": "mean", "min": "fastest rank", "max": "slowest rank"}
+_SECOND_TRANSPORT = "gloo"  # the transport of torch's isend and irecv, for the first two
+_BEST_OF_REST = "best of the rest"
+_RANKS_IN_WORDS = {"rank0": "rank 0", "avg": "mean", "min": "fastest rank", "max": "slowest rank"}
 
 
 def contenders(
@@ -39,8 +39,8 @@ def contenders(
     rest = [name for name in everything if name not in full and name != NATIVE]
     if not featured:  # a collective with few algorithms: all of them
         featured, rest = rest, []
-    if device == "cpu" and transport != _BESIDE and forced_transport("cpu") is None:
-        featured += [f"{name}{OVER}{_BESIDE}" for name in featured[:2]]
+    if device == "cpu" and transport != _SECOND_TRANSPORT and forced_transport("cpu") is None:
+        featured += [f"{name}{OVER}{_SECOND_TRANSPORT}" for name in featured[:2]]
     return tuple(featured), tuple(rest)
 
 
@@ -55,7 +55,7 @@ def with_data(
     return tuple(fitting)
 
 
-def _what(workload: lab.Workload) -> str:
+def _title(workload: lab.Workload) -> str:
     dtype = str(lab.DTYPES[workload.dtype]).removeprefix("torch.")
     op = "" if workload.op in ("none", "sum") else f", {workload.op}"
     return f"{workload.collective} of {dtype}{op}"
@@ -68,34 +68,37 @@ def announce(request: lab.BenchRequest, facts: dict[str, Any]) -> None:
         names.insert(-1, f"the best of {len(request.scouts)} others")
     about = "" if request.seconds is None else f"; about {request.seconds:.0f} s"
     print_text(
-        f"{_what(request.workloads[0])} on {lab.ran_on(facts)}", f"{', '.join(names)}{about}", ""
+        f"{_title(request.workloads[0])} on {lab.ran_on(facts)}",
+        f"{', '.join(names)}{about}",
+        "",
     )
 
 
 def medians(results: Sequence[lab.Result]) -> str:
     """The last medians, for the progress bar."""
     words = "  ".join(
-        f"{lab.label(result.contender)} {time_in_words(result.timed.summary.p50_s)}"
+        f"{lab.label(result.contender)} {time_in_words(result.summary.p50_s)}"
         for result in results
-        if result.timed is not None
+        if result.timed
     )
     return f"{as_size(results[0].nbytes)}: {words}"
 
 
-_COLUMNS = ("size", "algorithm", "median", "spread", "busbw", "speed", "#wrong", "rounds")
-_UNITS = ("", "", "(us)", "", "(GB/s)", "/native", "", "")
+_COLUMNS = (
+    "size\n", "algorithm\n", "median\n(us)", "spread\n", "busbw\n(GB/s)", "speed\n/native",
+    "#wrong\n", "rounds\n",
+)  # fmt: skip
 
 
 def print_comparison(
     results: Sequence[lab.Result], facts: dict[str, Any], picture: Path | None
 ) -> None:
     """Print the table, what it says, and where the picture is."""
-    headings = [f"{name}\n{unit}" for name, unit in zip(_COLUMNS, _UNITS, strict=True)]
-    print_table(headings, grouped(_rows(results)), left=2)
+    print_table(_COLUMNS, grouped(_rows(results)), left=2)
     print_text("", "* lowest median of its size")
     if any(result.scouted for result in results):
         print_text("+ the best of the rest at its size")
-    if any(result.timed is not None and result.timed.summary.few for result in results):
+    if any(result.timed and result.summary.few for result in results):
         print_text(f"~ median and spread are {FEW_SAMPLES}")
     print_text(*lab.oversubscribed(facts["world_size"]), "", *lab.sentences(results))
     if picture is not None:
@@ -110,10 +113,8 @@ def _rows(results: Sequence[lab.Result]) -> Iterator[tuple[str, ...]]:
         if result.timed is None:
             yield (first, name, *"-" * (len(_COLUMNS) - 2))
             continue
-        summary = result.timed.summary
-        fastest = summary.p50_s == min(
-            other.timed.summary.p50_s for other in row.values() if other.timed is not None
-        )
+        summary = result.summary
+        fastest = summary.p50_s == min(other.summary.p50_s for other in row.values())
         native = row.get(NATIVE)
         yield (
             first,
@@ -131,9 +132,9 @@ def draw(results: Sequence[lab.Result], path: Path, facts: dict[str, Any], whose
     """Draw times and bandwidths over the size; the times are ``whose``, one of `OVER_RANKS`."""
     curves: dict[str, list[lab.Result]] = {}
     for result in results:
-        curves.setdefault(_REST if result.scouted else result.contender, []).append(result)
+        curves.setdefault(_BEST_OF_REST if result.scouted else result.contender, []).append(result)
     title = (
-        f"{_what(results[0].workload)}, {facts['world_size']} processes "
+        f"{_title(results[0].workload)}, {facts['world_size']} processes "
         f"on {facts['cores']} cores, {facts['transport']}: medians, quartiles shaded"
     )
-    lab.save(lab.draw(curves, title, _WHOSE[whose]), path)
+    lab.save(lab.draw(curves, title, _RANKS_IN_WORDS[whose]), path)

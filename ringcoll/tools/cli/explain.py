@@ -72,7 +72,7 @@ def explain(
     entries = {name: find(collective, name) for name in names}
     if algorithm is not None:
         (own, *_), _ = options.named_algorithms(algorithm, collective)
-        explanation = replace(explanation, choice=_with(explanation.choice, own))
+        explanation = replace(explanation, choice=_with_prediction(explanation.choice, own))
         entries[own.name] = own
     data, lines = networks.simulated(topology, nbytes, [*entries.values()])
     if as_json:
@@ -81,7 +81,7 @@ def explain(
         echo("\n".join([str(explanation), *lines]))
 
 
-def _with(choice: Choice, entry: Algorithm) -> Choice:
+def _with_prediction(choice: Choice, entry: Algorithm) -> Choice:
     """Add the prediction of an algorithm that "auto" does not stand for."""
     if reason := entry.restriction(choice.world_size):
         raise UnsupportedWorldSizeError(

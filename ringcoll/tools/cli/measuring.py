@@ -31,7 +31,7 @@ from ringcoll.tools.cli.output import progress
 RUN_S = 7 * 86400.0  # time limit of ranks: as long as the user is willing to wait
 _OPERATION_S = 300.0  # and of one operation
 NCCL_OPERATORS, NCCL_DTYPES = 6, 12  # how many names, the first ones, ``all`` stands for
-_TORCHS_OPERATORS = {name: short for short, name in OPERATORS.items()}
+_NCCL_NAMES = {name: short for short, name in OPERATORS.items()}
 
 
 def operator(ctx: click.Context, param: click.Parameter, text: str) -> str:
@@ -41,7 +41,7 @@ def operator(ctx: click.Context, param: click.Parameter, text: str) -> str:
         raise click.BadParameter(
             f"{text!r} is none of {', '.join(OPERATORS)}{did_you_mean(text, OPERATORS)}"
         )
-    return _TORCHS_OPERATORS[name]
+    return _NCCL_NAMES[name]
 
 
 def dtype(ctx: click.Context, param: click.Parameter, text: str) -> str:
@@ -82,7 +82,7 @@ def _variable(name: str, value: str) -> Iterator[None]:
         os.environ |= {} if before is None else {name: before}
 
 
-def _use(ctx: click.Context, param: click.Parameter, asked: str | None) -> str:
+def _chosen_transport(ctx: click.Context, param: click.Parameter, asked: str | None) -> str:
     """Let the ranks use a transport for the tensors that the option is for; name it."""
     kind = "cpu" if param.name == "transport" else "cuda"
     if asked is not None:
@@ -94,7 +94,7 @@ def _transport_option(kind: str, option: str) -> options.Decorator:
     return click.option(
         option,
         type=options.OneOf(("auto", *catalogue.names(kind))),
-        callback=_use,
+        callback=_chosen_transport,
         help=f"Transport of {kind.upper()} tensors; auto, or that of "
         f"{TRANSPORT_VARIABLES[kind]}. `ringcoll doctor` names it.",
     )
@@ -104,7 +104,7 @@ transport = _transport_option("cpu", "--transport")
 cuda_transport = _transport_option("cuda", "--cuda-transport")
 
 
-def _there(ctx: click.Context, param: click.Parameter, device: str) -> str:
+def _existing_device(ctx: click.Context, param: click.Parameter, device: str) -> str:
     """Make sure that there is a device of the type that an option names."""
     import torch  # here, as pages of help need no torch
 
@@ -115,7 +115,8 @@ def _there(ctx: click.Context, param: click.Parameter, device: str) -> str:
 
 device_option = click.option(
     "--device", type=options.OneOf(["cpu", "cuda"]), default="cpu", show_default=True,
-    callback=_there, help="Where the tensors are. Ranks share GPUs where there are fewer of these.",
+    callback=_existing_device,
+    help="Where the tensors are. Ranks share GPUs where there are fewer of these.",
 )  # fmt: skip
 segments_option = options.size_option(
     "--segment-bytes", help="Size of the pieces in which chunks are pipelined."

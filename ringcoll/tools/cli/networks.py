@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from ringcoll.runtime.machine import read_file
 from ringcoll.schedules.algorithms import Algorithm
 from ringcoll.schedules.cost import in_number
 from ringcoll.tools.cli import options
+from ringcoll.tools.cli.output import print_text
 
 NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
 _NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")  # of a link
 _COSTS = ("alpha_s", "gamma_s_per_byte")  # of a rank
-_BEGINS = {".txt": r"\w+\s*(--|->)", ".xml": "<system"}  # by the ending
+_FIRST_LINES = {".txt": r"\w+\s*(--|->)", ".xml": "<system"}  # by the ending
 
 
 def _number(name: str, unit: float, about: str) -> options.Decorator:
@@ -89,7 +91,7 @@ def needed_network(asked: dict[str, Any], *names: str, **usual: Any) -> Topology
 
 def is_network_file(path: str) -> bool:
     """Whether a file begins as a network does, and no schedule; what cannot be read does not."""
-    begins = _BEGINS.get(Path(path).suffix.lower())
+    begins = _FIRST_LINES.get(Path(path).suffix.lower())
     try:
         text = read_file(Path(path).expanduser()) if begins else ""
     except (OSError, RuntimeError):
@@ -119,3 +121,9 @@ def simulated(
     lines = ["", f"simulated on {topology.name}, each in its best number of segments:"]
     lines += [f"{time.seconds * 1e6:12.1f} us  {time.algorithm}" for time in times]
     return {"network": topology.name, "simulated": [time._asdict() for time in times]}, lines
+
+
+def print_left_out(names: Sequence[str]) -> None:
+    """Print which algorithms were not simulated."""
+    if names:
+        print_text("", f"not simulated, as they have too many messages: {', '.join(names)}")

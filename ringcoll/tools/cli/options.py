@@ -139,13 +139,11 @@ def sizes_between(least: int, most: int, factor: int, step: int = 0) -> tuple[in
         raise click.UsageError(
             f"there are more than {_MOST_SIZES} sizes: take a larger step (-i), or -f 2"
         )
-    sizes, nbytes = [], least
-    while nbytes <= most:
-        sizes.append(nbytes)
-        following = nbytes * factor if factor > 1 else nbytes + step
-        if following <= nbytes:  # a factor of nothing
-            break
-        nbytes = following
+    if factor <= 1:
+        return tuple(range(least, most + 1, step)) if step else (least,)
+    sizes = [least]
+    while least and sizes[-1] * factor <= most:
+        sizes.append(sizes[-1] * factor)
     return tuple(sizes)
 
 
@@ -170,7 +168,12 @@ def names_in(text: str, option: str | None = None) -> list[str]:
     return names
 
 
-def _numbers(text: str, lowest: int) -> tuple[int, ...]:
+def world_sizes(text: str, lowest: int = 1) -> tuple[int, ...]:
+    """Read numbers and ranges, such as ``1-8,13,64``; sorted, each number once.
+
+    >>> world_sizes("8,1-3,2")
+    (1, 2, 3, 8)
+    """
     numbers: set[int] = set()
     for piece in map(str.strip, text.split(",")):
         match = _RANGE.fullmatch(piece)
@@ -186,22 +189,9 @@ def _numbers(text: str, lowest: int) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def world_sizes(text: str) -> tuple[int, ...]:
-    """Read numbers and ranges, such as ``1-8,13,64``; sorted, each number once.
-
-    >>> world_sizes("8,1-3,2")
-    (1, 2, 3, 8)
-    """
-    return _numbers(text, 1)
-
-
 def rank_numbers(text: str) -> tuple[int, ...]:
-    """Read ranks as `world_sizes` reads numbers; the first rank is 0.
-
-    >>> rank_numbers("0-2,7")
-    (0, 1, 2, 7)
-    """
-    return _numbers(text, 0)
+    """Read ranks as `world_sizes` reads numbers; the first rank is 0."""
+    return world_sizes(text, 0)
 
 
 class _CollectiveName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
@@ -215,19 +205,15 @@ class _CollectiveName(click.ParamType):  # type: ignore[type-arg]  # generic sin
             return name
         before = "" if ctx is None else ctx.params.get("algorithm") or ""
         if ctx is not None and before.replace("-", "_") in CONTRACTS:
-            raise click.UsageError(
-                f"the algorithm comes first; did you mean `{ctx.command_path} {value} {before}`?",
-                ctx,
-            )
+            hint = f"did you mean `{ctx.command_path} {value} {before}`?"
+            raise click.UsageError(f"the algorithm comes first; {hint}", ctx)
         if named(name):
-            raise ScheduleError(
-                f"{value!r} is an algorithm; expected a collective: {', '.join(CONTRACTS)}"
-            )
+            expected = ", ".join(CONTRACTS)
+            raise ScheduleError(f"{value!r} is an algorithm; expected a collective: {expected}")
         try:
-            contract(name)
+            return contract(name).collective
         except ScheduleError as error:
             raise ScheduleError(f"{error}{did_you_mean(name, CONTRACTS)}") from None
-        raise AssertionError(name)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -262,7 +248,7 @@ collective_argument = click.argument("collective", type=collective_name)
 usual_collective = click.argument("collective", type=collective_name, default="all_reduce")
 
 
-def _either_way(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def _typed_collective(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Take the collective of the option, which is read first, or of the argument; not two."""
     if isinstance(param, click.Option):
         ctx.meta["ringcoll.collective"] = value
@@ -275,9 +261,9 @@ def _either_way(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 collective_after_algorithm = joined(
     click.option("-c", "--collective", "asked", type=collective_name, metavar="NAME",
-                 expose_value=False, is_eager=True, callback=_either_way,
+                 expose_value=False, is_eager=True, callback=_typed_collective,
                  help="The collective, as COLLECTIVE."),
-    click.argument("collective", type=collective_name, required=False, callback=_either_way),
+    click.argument("collective", type=collective_name, required=False, callback=_typed_collective),
 )  # fmt: skip
 """The collective of a command whose first argument is an algorithm."""
 schedule_options = joined(
@@ -361,7 +347,7 @@ def asked_schedule(
 
 
 @contextmanager
-def saying_what_would_do(
+def ranks_that_would_do(
     entry: Algorithm, schedule: Schedule, num_hosts: int | None
 ) -> Iterator[None]:
     """Add to an error about the size of a schedule how many ranks would do, about.
@@ -371,15 +357,14 @@ def saying_what_would_do(
     try:
         yield
     except TooLargeError as error:
-        numbers = [
-            k for k in range(2, min(128, schedule.world_size) + 1) if not entry.restriction(k)
-        ]
+        tried = range(2, min(128, schedule.world_size) + 1)
+        numbers = [k for k in tried if not entry.restriction(k)]
         if "=" in entry.name or not error.most or not numbers:  # fewer ranks may not help
             raise
         more = numbers[-1]
         fewer = max([k for k in numbers if 2 * k <= more], default=more)
-        tried = {k: entry.schedule(k, hosts=on_hosts(k, num_hosts or 2)) for k in (fewer, more)}
-        work = {k: estimated(own, moved, 8 * error.most) / 8 for k, own in tried.items()}
+        smaller = {k: entry.schedule(k, hosts=on_hosts(k, num_hosts or 2)) for k in (fewer, more)}
+        work = {k: estimated(own, moved, 8 * error.most) / 8 for k, own in smaller.items()}
         hint = ""
         if fewer < more and 0 < work[fewer] < work[more] < error.most:
             power = log(work[more] / work[fewer]) / log(more / fewer)
@@ -392,7 +377,7 @@ def saying_what_would_do(
 def proved(entry: Algorithm, schedule: Schedule, num_hosts: int | None = None) -> Proof:
     """Prove a schedule that is not too large, with a clock on the terminal."""
     with (
-        saying_what_would_do(entry, schedule, num_hosts),
+        ranks_that_would_do(entry, schedule, num_hosts),
         progress(1, f"proving {entry.name} {entry.collective}"),
     ):
         return prove(schedule)
@@ -404,24 +389,25 @@ def new_file(*suffixes: str) -> Callable[..., Path | None]:
     def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
             return None
-        folder = path.absolute().parent
+        folder, there, is_folder, wrong = path.absolute().parent, False, False, ""
         try:
             path.lstat()
-            there = path.exists()
+            there, is_folder = path.exists(), path.is_dir()
         except FileNotFoundError:
-            there = False
+            pass
         except OSError as error:  # the name is too long, say
             raise click.BadParameter(f"{path}: {error.strerror}") from error
         if not folder.is_dir():
-            raise click.BadParameter(f"there is no folder {folder}")
-        if there and path.is_dir():
-            raise click.BadParameter(f"{str(path)!r} is a folder")
-        if not os.access(path if there else folder, os.W_OK):
-            raise click.BadParameter(f"{path} cannot be written")
-        if suffixes and path.suffix.lower() not in suffixes:
-            raise click.BadParameter(
-                f"{path.name!r} has the ending {path.suffix!r}, expected {', '.join(suffixes)}"
-            )
+            wrong = f"there is no folder {folder}"
+        elif is_folder:
+            wrong = f"{str(path)!r} is a folder"
+        elif not os.access(path if there else folder, os.W_OK):
+            wrong = f"{path} cannot be written"
+        elif suffixes and path.suffix.lower() not in suffixes:
+            expected = ", ".join(suffixes)
+            wrong = f"{path.name!r} has the ending {path.suffix!r}, expected {expected}"
+        if wrong:
+            raise click.BadParameter(wrong)
         return path
 
     return check

@@ -1,6 +1,6 @@
-"""What commands write: tables and text for people, JSON and CSV for programs, progress, pictures.
+"""The output of commands: tables, text, JSON, CSV, progress, pictures.
 
-What is SVG becomes a page, PNG, PDF or GIF after the ending of the file.
+The ending of a file says whether a picture is written as SVG, page, PNG, PDF or GIF.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _GIF_SECONDS = 1.6  # that a step is shown, as in a moving SVG
 
 
 def echo(text: object = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print a text of one or more lines; all that commands print, and no file holds, comes by here.
+    """Print a text of one or more lines; commands print everything but tables with it.
 
-    Names in it may come from anyone, see `printable`.
+    Names in the text may come from anyone, see `printable`.
     """
     click.echo("\n".join(map(printable, str(text).split("\n"))), nl=nl, err=err)
 

@@ -1,4 +1,4 @@
-"""``ringcoll plot``: figures. That of crossovers is made here, the Pareto front in `pareto`."""
+"""``ringcoll plot``: the figure of crossovers; `pareto` draws the Pareto front."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ringcoll.tools.cli.networks import NETWORKS, asked_network, needed_network,
 from ringcoll.tools.cli.output import PICTURES, echo, print_json, progress, write_picture
 from ringcoll.tools.cli.pareto import print_front
 
-_ONLY = {
+_FIGURE_OPTIONS = {
     "crossover": {"names": "--algorithms", "maxbytes": "-e", "stepfactor": "-f"},
     "pareto": {"num_hosts": "--hosts", "most_ports": "--ports"},
 }
 """The options that belong to one figure."""
 
 
-def _usual(ctx: click.Context, param: click.Parameter, figure: str) -> str:
+def _default_size(ctx: click.Context, param: click.Parameter, figure: str) -> str:
     """Set the size that is usual for a figure."""
     if figure == "pareto":
         ctx.default_map = {"minbytes": "1M"}
     return figure
 
 
-def _file(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+def _figure_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     """Make sure that the figure can be written."""
     if ctx.params["figure"] == "pareto":
         return options.new_picture(ctx, param, path)
@@ -51,7 +51,9 @@ def _file(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path
     """,
     terms=NETWORKS,
 )
-@click.argument("figure", type=options.OneOf(list(_ONLY)), is_eager=True, callback=_usual)
+@click.argument(
+    "figure", type=options.OneOf(list(_FIGURE_OPTIONS)), is_eager=True, callback=_default_size
+)
 @options.usual_collective
 @click.option("--algorithms", "names", default="ring,tree", show_default=True, metavar="NAMES",
               shell_complete=options.complete_algorithms,
@@ -68,7 +70,7 @@ def _file(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path
     "--ports", "most_ports", type=click.IntRange(min=1), metavar="MESSAGES",
     help="Only algorithms in which a rank sends, and receives, at most so many messages at once.",
 )  # fmt: skip
-@options.file_option("-o", "--output", "output", callback=_file,
+@options.file_option("-o", "--output", "output", callback=_figure_file,
                      help="The file: .svg, .html, .png or .pdf; crossover.svg. pareto draws only "
                      "into a file that is named, and needs ringcoll[plot] for that.")  # fmt: skip
 @options.json_option
@@ -105,7 +107,7 @@ def plot(
     one, which the front does not see; --ports 1 compares algorithms of one message a round.
     With a network, the same algorithms are simulated on it, with --bytes (1M) of data.
     """
-    for other, only in _ONLY.items():
+    for other, only in _FIGURE_OPTIONS.items():
         for name in (options.typed(ctx) & only.keys()) if other != figure else ():
             raise click.UsageError(f"{only[name]} is for {other}, and says nothing about {figure}")
     if figure == "pareto":

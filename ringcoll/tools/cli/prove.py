@@ -9,40 +9,25 @@ from ringcoll.schedules import Proof, Schedule, as_runs, chunks_by_order, contra
 from ringcoll.schedules.cost import bound_of, cost_in_sentences
 from ringcoll.tools.cli.output import amount, times
 
-_FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
+_MOST_ORDERS = 4  # lines that still help, for up to twice as many ranks, terms of a line
 
 
 def header(schedule: Schedule) -> dict[str, object]:
     """The purpose of a schedule, as data for JSON."""
-    return {
-        "collective": schedule.collective,
-        "algorithm": schedule.algorithm,
-        "world_size": schedule.world_size,
-        "root": schedule.root if contract(schedule.collective).rooted else None,
-        "num_chunks": schedule.num_chunks,
-        "num_slots": schedule.num_slots,
-    }
+    names = ("collective", "algorithm", "world_size", "root", "num_chunks", "num_slots")
+    facts = {name: getattr(schedule, name) for name in names}
+    return facts if contract(schedule.collective).rooted else facts | {"root": None}
 
 
 def findings(proof: Proof) -> dict[str, Any]:
     """A proof as data for JSON; amounts of data in n."""
     bound = bound_of(proof)
-    return {
-        "rounds": proof.rounds,
-        "rounds_at_least": bound.rounds,
-        "traffic": proof.traffic,
-        "traffic_at_least": bound.traffic,
-        "reduced": proof.reduced,
-        "reduced_at_least": bound.reduced,
-        "sent_mean": proof.sent_mean,
-        "sent_max": proof.sent_max,
-        "messages_mean": proof.messages_mean,
-        "messages_max": proof.messages_max,
-        "ports": proof.ports,
-        "in_flight": proof.in_flight,
-        "staged_steps": len(proof.staged),
-        "order": order_in_words(proof),
-    }
+    facts: dict[str, Any] = {}
+    for name in ("rounds", "traffic", "reduced"):
+        facts |= {name: getattr(proof, name), f"{name}_at_least": getattr(bound, name)}
+    names = ("sent_mean", "sent_max", "messages_mean", "messages_max", "ports", "in_flight")
+    facts |= {name: getattr(proof, name) for name in names}
+    return facts | {"staged_steps": len(proof.staged), "order": order_in_words(proof)}
 
 
 def findings_at(proof: Proof) -> dict[str, Any]:
@@ -74,13 +59,8 @@ def order_in_words(proof: Proof) -> str | None:
 def in_words(proof: Proof) -> Iterator[str]:
     """Describe cost and order: some sentences in each item, and the orders of chunks."""
     yield from cost_in_sentences(proof)
-    if proof.rounds:
-        yield from _orders(proof)
-
-
-def _orders(proof: Proof) -> Iterator[str]:
     word = order_in_words(proof)
-    if word is None:
+    if word is None or not proof.rounds:
         return
     words = {
         "differs": "differs between ranks: their last bits may differ, too",
@@ -88,14 +68,14 @@ def _orders(proof: Proof) -> Iterator[str]:
         "rank order": "is the same on all ranks, with the operands in rank order",
         "left to right": "is the same on all ranks, from left to right",
     }
-    is_short = word != "differs" and proof.schedule.world_size <= 2 * _FEW
+    is_short = word != "differs" and proof.schedule.world_size <= 2 * _MOST_ORDERS
     sums, text = chunks_by_order(proof) if is_short else {}, words[word]
     if contract(proof.schedule.collective).is_prefix:
         text = text.replace("the same on all ranks", "that of ranks") + "; on the last rank"
     yield f"The order of reduction {text}{':' if sums else '.'}"
     for number, (order, chunks) in enumerate(sums.items()):
-        if number == _FEW:
-            yield f"  ... and {len(sums) - _FEW} more"
+        if number == _MOST_ORDERS:
+            yield f"  ... and {len(sums) - _MOST_ORDERS} more"
             return
         plural = "s" if len(chunks) > 1 else ""
         yield f"  chunk{plural} {as_runs(chunks)}: {infix(order)}"

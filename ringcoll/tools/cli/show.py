@@ -11,7 +11,6 @@ import click
 
 from ringcoll.errors import VerificationError
 from ringcoll.lab.pictures import (
-    Film,
     film,
     grid_picture,
     moving_picture,
@@ -88,18 +87,14 @@ _LEGEND = {
 @options.file_option("-o", "--output", "output", callback=options.new_file(*PICTURES, ".gif"),
                      help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is "
                      "a page that plays them.")  # fmt: skip
-@click.option(
-    "--step", type=click.IntRange(min=0), help="Only this step, for --output; a page begins there."
-)
-@click.option(
-    "--moving", is_flag=True, help="One step after the other, for --output; a page begins to play."
-)
-@click.option(
-    "--grid", "as_grid", is_flag=True, help="The grid instead of the network, for --output."
-)
-@click.option(
-    "--beside", metavar="ALGORITHM", help="A second algorithm on the same clock, for a page."
-)
+@click.option("--step", type=click.IntRange(min=0),
+              help="Only this step, for --output; a page begins there.")  # fmt: skip
+@click.option("--moving", is_flag=True,
+              help="One step after the other, for --output; a page begins to play.")  # fmt: skip
+@click.option("--grid", "as_grid", is_flag=True,
+              help="The grid instead of the network, for --output.")  # fmt: skip
+@click.option("--beside", metavar="ALGORITHM",
+              help="A second algorithm on the same clock, for a page.")  # fmt: skip
 @click.option("--trace", "trace_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Measured times for a page: a file of `ringcoll trace`, of the same "
               "algorithm.")  # fmt: skip
@@ -133,37 +128,29 @@ def show(
     ending = "" if output is None else output.suffix.lower()
     printed = as_primitives or as_text or as_json  # and not the grid
     one_step, of_page = step is not None, bool(beside or trace_file)
-    for is_refused, reason in (
-        (
-            as_text and (as_primitives or as_json),
-            "--text goes with neither --json nor --primitives",
-        ),
-        (ranks is not None and printed, "--ranks goes with the grid"),
-        (rank is not None and not as_primitives, "--rank goes with --primitives"),
-        (
+    animated = moving or one_step or ending in (".gif", ".html")
+    refused = {
+        "--text goes with neither --json nor --primitives": as_text and (as_primitives or as_json),
+        "--ranks goes with the grid": ranks is not None and printed,
+        "--rank goes with --primitives": rank is not None and not as_primitives,
+        "--output goes with --step, --moving or --grid only":
             output is not None and (printed or ranks is not None),
-            "--output goes with --step, --moving or --grid only",
-        ),
-        (
+        "--step, --moving and --grid go with --output":
             output is None and (moving or as_grid or one_step),
-            "--step, --moving and --grid go with --output",
-        ),
-        (moving and one_step, "one step does not move"),
-        (of_page and ending != ".html", "--beside and --trace go with --output and a file .html"),
-        (ending == ".pdf" and moving, "a .pdf does not move"),
-        (ending == ".gif" and one_step, "a .gif shows all steps"),
-        (
-            as_grid and (moving or one_step or ending in (".gif", ".html")),
-            "--grid draws all steps into a file .svg, .png or .pdf",
-        ),
-    ):
-        if is_refused:
+        "one step does not move": moving and one_step,
+        "--beside and --trace go with --output and a file .html": of_page and ending != ".html",
+        "a .pdf does not move": ending == ".pdf" and moving,
+        "a .gif shows all steps": ending == ".gif" and one_step,
+        "--grid draws all steps into a file .svg, .png or .pdf": as_grid and animated,
+    }  # fmt: skip
+    for reason, applies in refused.items():
+        if applies:
             raise click.UsageError(reason)
     entry, schedule, title = options.asked_schedule(**asked)
     if ranks is not None and max(ranks) >= schedule.world_size:
         raise click.UsageError(f"--ranks: rank {max(ranks)} is not in {title}")
     if not as_primitives:
-        with options.saying_what_would_do(entry, schedule, asked["num_hosts"]):
+        with options.ranks_that_would_do(entry, schedule, asked["num_hosts"]):
             check_work(schedule)
     if output is not None:
         num_hosts = asked["num_hosts"] or 2
@@ -182,8 +169,13 @@ def show(
             replace_file(output, player_page(*films, hosts=hosts, trace=trace, settings=begin))
         elif as_grid:
             write_picture(output, grid_picture(schedule))
+        elif ending == ".gif":
+            steps = range(len(films[0].messages) + 1)
+            write_gif(output, [steps_picture(films[0], hosts=hosts, step=each) for each in steps])
+        elif moving:
+            write_picture(output, moving_picture(films[0], hosts=hosts))
         else:
-            _draw(films[0], output, hosts, step, moving=moving)
+            write_picture(output, steps_picture(films[0], hosts=hosts, step=step))
         echo(output.resolve())
         failures = [str(scenes.failure) for scenes in films if scenes.failure is not None]
         if failures:  # they are drawn as far as they go
@@ -217,18 +209,6 @@ def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
     else:
         rows = [(name, f"{speed:g}", f"{latency:g}") for name, (speed, latency) in links.items()]
         print_table(("link", "GB/s", "us"), rows, left=1)
-
-
-def _draw(
-    scenes: Film, path: Path, hosts: Sequence[int] | None, step: int | None, *, moving: bool
-) -> None:
-    if path.suffix.lower() == ".gif":
-        steps = range(len(scenes.messages) + 1)
-        write_gif(path, [steps_picture(scenes, hosts=hosts, step=step) for step in steps])
-    elif moving:
-        write_picture(path, moving_picture(scenes, hosts=hosts))
-    else:
-        write_picture(path, steps_picture(scenes, hosts=hosts, step=step))
 
 
 def _trace(path: Path) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from ringcoll.tools.cli.output import (
     write_picture,
 )
 
-_SHOWN = 5  # links
+_MOST_LINKS = 5  # links
+_RANK = re.compile(r"\d{1,9}", re.ASCII)
 _PER_RANK = re.compile(r"(\d{1,9})=(\d+(?:\.\d+)?(?:e-?\d+)?)", re.ASCII)
 
 
@@ -43,16 +44,13 @@ def _of_ranks(
 def _ends(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> list[tuple[int | str, ...]]:
-    pairs = [tuple(map(_node, text.split("-"))) for text in texts]
-    for text, ends in zip(texts, pairs, strict=True):
+    pairs = []
+    for text in texts:
+        ends = [end.strip() for end in text.split("-")]
         if len(ends) != 2:
             raise click.BadParameter(f"{text!r} is not two ends of a link, such as 0-1")
+        pairs.append(tuple(int(end) if _RANK.fullmatch(end) else end for end in ends))
     return pairs
-
-
-def _node(text: str) -> int | str:
-    text = text.strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
 @command(
@@ -117,7 +115,7 @@ def simulate_command(
         topology = topology.without(first, second)
     schedule = entry.schedule(topology.world_size, root or 0, hosts)
     with (
-        options.saying_what_would_do(entry, schedule, num_hosts),
+        options.ranks_that_would_do(entry, schedule, num_hosts),
         progress(1, f"simulating {entry.name}"),
     ):
         run = simulate(
@@ -141,17 +139,15 @@ def simulate_command(
         print_json(run.as_json())
         return
     echo(f"{run}\n")
+    loads = run.loads()
     rows = [
-        (
-            load.link.name,
-            as_size(round(load.nbytes)),
-            "-" if load.share is None else f"{load.share:.0%}",
-        )
-        for load in run.loads()
-    ]
-    print_table(("link", "bytes", "used"), rows[:_SHOWN], left=1)
-    if len(rows) > _SHOWN:
-        echo(f"and {len(rows) - _SHOWN} further links")
+        (load.link.name, as_size(round(load.nbytes)),
+         "-" if load.share is None else f"{load.share:.0%}")
+        for load in loads[:_MOST_LINKS]
+    ]  # fmt: skip
+    print_table(("link", "bytes", "used"), rows, left=1)
+    if len(loads) > _MOST_LINKS:
+        echo(f"and {len(loads) - _MOST_LINKS} further links")
     if topology.source:
         echo(f"\nNumbers: {topology.source}.")
     if file is not None:

@@ -33,7 +33,8 @@ _SHARES = ("waiting", "moving", "reducing", "python")
 _PARTS = ("computing", "communicating", "waiting")
 
 # Options that a trainer does not have.
-_OF_COLLECTIVES = {"nbytes", "op", "dtype", "root", "segment_bytes"}
+_COLLECTIVE_OPTIONS = {"nbytes", "op", "dtype", "root", "segment_bytes"}
+_ALGORITHM_OPTIONS = _COLLECTIVE_OPTIONS | {"algorithm"}
 
 
 class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
@@ -133,7 +134,12 @@ def trace(
     if what.partition(":")[0] in TRAINERS:
         if is_page:
             raise click.UsageError("a page plays a collective; of a trainer there are pictures")
-        _refuse_options_of_collectives(ctx, what)
+        refused = (
+            _COLLECTIVE_OPTIONS if find_trainer(what)[0].takes_algorithm else _ALGORITHM_OPTIONS
+        )
+        for param in ctx.command.params:
+            if param.name in refused & options.typed(ctx):
+                raise click.UsageError(f"the trainer {what} cannot use {param.opts[-1]}")
         name, modules = _algorithm("all_reduce", algorithm, world_size)
         task = usual_task([what])
         training.check_trainer(what, task, world_size, training.Gradients(name))
@@ -199,14 +205,6 @@ def trace(
         f" (rank {worst['rank']}).",
         f"Wrote {file.absolute()}{opened}.",
     )
-
-
-def _refuse_options_of_collectives(ctx: click.Context, trainer: str) -> None:
-    takes_algorithm = find_trainer(trainer)[0].takes_algorithm
-    refused = _OF_COLLECTIVES | (set() if takes_algorithm else {"algorithm"})
-    for param in ctx.command.params:
-        if param.name in refused & options.typed(ctx):
-            raise click.UsageError(f"the trainer {trainer} cannot use {param.opts[-1]}")
 
 
 def _algorithm(collective: str, text: str, world_size: int) -> tuple[str, tuple[UserModule, ...]]:

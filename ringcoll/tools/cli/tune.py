@@ -18,11 +18,11 @@ from ringcoll.tools.bench import FEW_SAMPLES, as_size, time_in_words
 from ringcoll.tools.cli import measuring, options
 from ringcoll.tools.cli.app import command
 from ringcoll.tools.cli.doctor import print_costs
+from ringcoll.tools.cli.fit import fit_command
 from ringcoll.tools.cli.output import echo, grouped, print_json, print_table, print_text, progress
-from ringcoll.tools.cli.search import fit_command
 
-_OF_RANKS = {"device", "transport", "cuda_transport", "seconds", "algorithms"}  # without --graph
-_SIZES = {"minbytes", "maxbytes", "stepfactor"}
+_RANK_OPTIONS = {"device", "transport", "cuda_transport", "seconds", "algorithms"}
+_SIZE_OPTIONS = {"minbytes", "maxbytes", "stepfactor"}
 _START_S = 60.0  # for the ranks to connect and to measure the costs
 
 
@@ -85,13 +85,16 @@ def tune(
     it took longer, a rule is written to the file.
     """
     sizes = options.sizes_between(minbytes, maxbytes, stepfactor)
-    collectives = _collectives(names)
+    collectives = tuple(CONTRACTS)
+    if names is not None:
+        asked = options.names_in(names, "--collectives")
+        collectives = tuple(options.collective_name.convert(name, None, None) for name in asked)
     if graph is not None:
         typed = options.typed(ctx)
-        if output is None or typed & _OF_RANKS:
+        if output is None or typed & _RANK_OPTIONS:
             raise click.UsageError("with --graph, give --output, and no option for ranks that run")
         with_data = [name for name in collectives if not contract(name).at_least_once]
-        asked_sizes = ",".join(map(str, sizes)) if typed & _SIZES else None
+        asked_sizes = ",".join(map(str, sizes)) if typed & _SIZE_OPTIONS else None
         ctx.invoke(fit_command, collectives=with_data, sizes=asked_sizes, graph=graph, ranks=ranks,
                    file=output, as_json=as_json)  # fmt: skip
         return
@@ -105,12 +108,10 @@ def tune(
         user_files.read_tables(path)  # raises if the file is something else
     world_size = ranks or 4
     measuring.check_memory(maxbytes, world_size, device)
-    chosen, modules = (
-        (None, ()) if algorithms is None else _chosen(algorithms, collectives, world_size)
-    )
-    plan = lab.tuner.TuningPlan(
-        collectives, sizes, seconds, algorithms=chosen, modules=modules, device=device
-    )
+    plan = lab.tuner.TuningPlan(collectives, sizes, seconds, device=device)
+    if algorithms is not None:
+        chosen, modules = _chosen(algorithms, collectives, world_size)
+        plan = replace(plan, algorithms=chosen, modules=modules)
     facts = lab.environment(world_size) | {"transport": transport}
     if not as_json:
         print_text(f"{lab.ran_on(facts)}; about {seconds:.0f} s", "")
@@ -139,13 +140,6 @@ def tune(
         )
     else:
         _print_tuning(table, findings, path)
-
-
-def _collectives(names: str | None) -> tuple[str, ...]:
-    if names is None:
-        return tuple(CONTRACTS)
-    asked = options.names_in(names, "--collectives")
-    return tuple(options.collective_name.convert(name, None, None) for name in asked)
 
 
 def _chosen(

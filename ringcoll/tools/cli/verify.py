@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from ringcoll.tools.cli.prove import cost_cells, findings_at
 
 _EVERY_ROOT = 8  # ranks up to which every root is proved; more would take k times as long
 _MOST_HOSTS = 4  # up to which every number is proved
-_OF_ORDER = {"root": "--root", "num_hosts": "--hosts", "chunk": "--chunk", "numel": "--size"}
+_ORDER_OPTIONS = {"root": "--root", "num_hosts": "--hosts", "chunk": "--chunk", "numel": "--size"}
 
 
 @dataclass
@@ -69,23 +70,12 @@ class _Outcome:
 @click.option(
     "-c", "--collective", type=options.collective_name, metavar="NAME", help="Only this collective."
 )
-@click.option(
-    "-k",
-    "--world-sizes",
-    "--world-size",
-    "sizes",
-    type=options.world_sizes,
-    default="1-16",
-    show_default=True,
-    metavar="SIZES",
-    help="Numbers of ranks: numbers and ranges, such as 1-8,13,64.",
-)
-@click.option(
-    "--schedule",
-    "file",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-    help="Prove the schedule in this file instead; - is standard input.",
-)
+@click.option("-k", "--world-sizes", "--world-size", "sizes", type=options.world_sizes,
+              default="1-16", show_default=True, metavar="SIZES",
+              help="Numbers of ranks: numbers and ranges, such as 1-8,13,64.")  # fmt: skip
+@click.option("--schedule", "file",
+              type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+              help="Prove the schedule in this file instead; - is standard input.")  # fmt: skip
 @click.option("--order", is_flag=True,
               help="Print in which order ALGORITHM sums each element instead.")  # fmt: skip
 @click.option("--chunk", type=click.IntRange(min=0), help="With --order: only this chunk.")
@@ -143,8 +133,8 @@ def verify(
         world_size = sizes[0] if "sizes" in options.typed(ctx) else None
         print_order(algorithm, collective or "all_reduce", world_size, as_json=as_json, **of_order)
         return
-    for name in options.typed(ctx) & _OF_ORDER.keys():
-        raise click.UsageError(f"{_OF_ORDER[name]} goes with --order")
+    for name in options.typed(ctx) & _ORDER_OPTIONS.keys():
+        raise click.UsageError(f"{_ORDER_OPTIONS[name]} goes with --order")
     if file is not None:
         if options.typed(ctx) & {"algorithm", "collective", "sizes"}:
             raise click.UsageError("--schedule goes with no other choice of what to prove")
@@ -154,9 +144,8 @@ def verify(
             raise click.UsageError("a file says for which collective and how many ranks it is")
         outcomes = [_prove_schedule(read_schedule(algorithm))]
     else:
-        if algorithm is None:
-            entries = list(algorithms(collective))
-        else:
+        entries = list(algorithms(collective))
+        if algorithm is not None:
             entries, _ = options.named_algorithms(algorithm, collective)
         outcomes = _prove_all(entries, sizes)
         if algorithm is not None and not any(outcome.proved for outcome in outcomes):
@@ -171,41 +160,53 @@ def verify(
         ctx.exit(1)
 
 
-def _roots(entry: Algorithm, world_size: int) -> Sequence[int]:
-    """All ranks of a small world; of a large one rank 0 and a rank in no special place."""
-    if not contract(entry.collective).rooted:
-        return (0,)
-    return range(world_size) if world_size <= _EVERY_ROOT else (0, 2 * world_size // 3)
-
-
 def _prove_all(entries: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outcome]:
-    outcomes = []
     for entry in entries:
         if supported := [size for size in sizes if not entry.restriction(size)]:
             schedule = entry.schedule(supported[-1])
-            with options.saying_what_would_do(entry, schedule, None):
+            with options.ranks_that_would_do(entry, schedule, None):
                 check_work(schedule)
+    outcomes = []
     with progress(len(entries) * len(sizes)) as advance:
         for entry in entries:
             advance(f"{entry.collective} {entry.name}", steps=0)
-            outcomes.append(_prove_one(entry, sizes, advance))
+            outcome = _Outcome(entry.collective, entry.name)
+            outcomes.append(_prove(outcome, sizes, partial(_schedules, entry), advance))
     return outcomes
 
 
-def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], object]) -> _Outcome:
-    """Prove an algorithm for all sizes, or up to the first size for which it is wrong."""
-    outcome = _Outcome(entry.collective, entry.name)
+def _prove_schedule(schedule: Schedule) -> _Outcome:
+    outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
+    with progress(1, f"proving {schedule.algorithm}") as advance:
+        return _prove(outcome, [schedule.world_size], lambda size: [schedule], advance)
+
+
+def _schedules(entry: Algorithm, world_size: int) -> Iterator[Schedule]:
+    """The schedules to prove, for all hosts and roots; the last one has root 0."""
+    most_hosts = min(world_size, _MOST_HOSTS) if entry.needs_hosts else 0
+    for num_hosts in range(1, most_hosts + 1):
+        yield entry.schedule(world_size, 0, on_hosts(world_size, num_hosts))
+    roots: Sequence[int] = (0,)
+    if contract(entry.collective).rooted:  # in a large world a rank in no special place, too
+        roots = range(world_size) if world_size <= _EVERY_ROOT else (0, 2 * world_size // 3)
+    for root in reversed(roots):
+        yield entry.schedule(world_size, root)
+
+
+def _prove(
+    outcome: _Outcome,
+    sizes: Sequence[int],
+    schedules: Callable[[int], Iterable[Schedule]],
+    advance: Callable[[], object],
+) -> _Outcome:
+    """Prove the schedules for all sizes, or up to the first size for which one is wrong."""
     proof: Proof | None = None
     start = time.perf_counter()
     for size in sizes:
         try:
-            for root in reversed(_roots(entry, size)):
-                schedule = entry.schedule(size, root)
+            for schedule in schedules(size):
                 proof = None  # two proofs at the same time would need twice the memory
                 proof = prove(schedule)
-            most_hosts = min(size, _MOST_HOSTS) if entry.needs_hosts else 0
-            for num_hosts in range(1, most_hosts + 1):
-                prove(entry.schedule(size, 0, on_hosts(size, num_hosts)))
             outcome.proved.append(size)
         except UnsupportedWorldSizeError as error:
             outcome.unsupported[size] = str(error)
@@ -228,39 +229,25 @@ def _read(file: Path) -> Schedule:
         raise ScheduleError(f"{file} cannot be read: {error}") from error
 
 
-def _prove_schedule(schedule: Schedule) -> _Outcome:
-    outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
-    start = time.perf_counter()
-    try:
-        with progress(1, f"proving {schedule.algorithm}"):
-            outcome.findings = findings_at(prove(schedule))
-        outcome.proved.append(schedule.world_size)
-    except ScheduleError as error:
-        outcome.wrong_at, outcome.error = schedule.world_size, error
-    outcome.seconds = time.perf_counter() - start
-    return outcome
-
-
 def _as_data(outcome: _Outcome) -> dict[str, Any]:
+    error, described = outcome.error, None
+    if error is not None:
+        places = ("rank", "step", "peer", "chunk")
+        described = {
+            "world_size": outcome.wrong_at,
+            "message": getattr(error, "message", str(error)),
+            **{name: getattr(error, name, None) for name in places},
+            "grid": getattr(error, "grid", ""),
+        }
     return {
         "collective": outcome.collective,
         "algorithm": outcome.algorithm,
-        "ok": outcome.error is None,
+        "ok": error is None,
         "proved": outcome.proved,
         "unsupported": {str(size): reason for size, reason in outcome.unsupported.items()},
         "at": outcome.findings,
-        "error": None if outcome.error is None else _error(outcome),
+        "error": described,
         "seconds": round(outcome.seconds, 3),
-    }
-
-
-def _error(outcome: _Outcome) -> dict[str, Any]:
-    places = ("rank", "step", "peer", "chunk")
-    return {
-        "world_size": outcome.wrong_at,
-        "message": getattr(outcome.error, "message", str(outcome.error)),
-        **{name: getattr(outcome.error, name, None) for name in places},
-        "grid": getattr(outcome.error, "grid", ""),
     }
 
 
@@ -282,27 +269,18 @@ def _row(outcome: _Outcome) -> tuple[str, ...]:
     worlds = as_runs(outcome.proved) or "none"
     if outcome.wrong_at is not None:
         worlds += f", WRONG at {outcome.wrong_at}"
-    seconds, facts = f"{outcome.seconds:.1f}", outcome.findings
-    if facts is None:
-        empty = [""] * (len(_COLUMNS) - 4)
-        return (outcome.collective, outcome.algorithm, worlds, *empty, seconds)
-    return (
-        outcome.collective,
-        outcome.algorithm,
-        worlds,
-        *cost_cells(facts, "reduced"),
-        amount(facts["sent_max"]),
-        str(facts["in_flight"]),
-        facts["order"] or "",
-        seconds,
-    )
+    cells: Sequence[str] = [""] * (len(_COLUMNS) - 4)
+    if facts := outcome.findings:
+        sent, in_flight = amount(facts["sent_max"]), str(facts["in_flight"])
+        cells = (*cost_cells(facts, "reduced"), sent, in_flight, facts["order"] or "")
+    return (outcome.collective, outcome.algorithm, worlds, *cells, f"{outcome.seconds:.1f}")
 
 
 def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:
     for outcome in outcomes:
         if outcome.unsupported:
-            sizes, reasons = as_runs(outcome.unsupported), list(outcome.unsupported.values())
-            yield f"not for k = {sizes}: {reasons[0]}"
+            reason, *_ = outcome.unsupported.values()
+            yield f"not for k = {as_runs(outcome.unsupported)}: {reason}"
     for outcome in outcomes:
         if outcome.error is not None:
             where = f"{outcome.algorithm} {outcome.collective} on {outcome.wrong_at} ranks"

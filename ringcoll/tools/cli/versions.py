@@ -41,12 +41,9 @@ def _environment() -> dict[str, object]:
     import torch.distributed as dist
 
     gpus = torch.cuda.device_count()
-    backends = {
-        "gloo": dist.is_gloo_available(),
-        "nccl": dist.is_nccl_available(),
-        "mpi": dist.is_mpi_available(),
-        "ucc": dist.is_ucc_available(),
-    }
+    memory_gib = None
+    with suppress(AttributeError, ValueError, OSError):
+        memory_gib = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return {
         "ringcoll": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -58,9 +55,13 @@ def _environment() -> dict[str, object]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cores": cores(),  # that this process may use
-        "memory": _memory_gib(),
+        "memory": memory_gib,
         "torch_threads": torch.get_num_threads(),
-        "backends": [name for name, available in backends.items() if available],
+        "backends": [
+            name
+            for name in ("gloo", "nccl", "mpi", "ucc")
+            if getattr(dist, f"is_{name}_available")()
+        ],
         "cuda": torch.version.cuda,
         "driver": _if_there(driver),
         "nccl": _if_there(nccl),
@@ -106,12 +107,6 @@ def _gpu_reduction() -> str:
         except RingcollError as error:
             return str(error)
     return f"{engine.name}: {engine.reason}"
-
-
-def _memory_gib() -> float | None:
-    with suppress(AttributeError, ValueError, OSError):
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    return None
 
 
 # --- versions of the software beside the package; a function raises if its software is missing

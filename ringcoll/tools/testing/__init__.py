@@ -9,10 +9,10 @@ Pytest imports this room whenever it starts, so nothing heavy is imported before
 
 ===============  ==========================================================
 `on_ranks`       `ranks`: a test, or a function, on ranks
-`pool`           the processes, what they are sent, what they answer
+`pool`           the processes, and the calls and answers between pytest and ranks
 `collective`     `given_collective`: a collective against its definition
 `inputs`         inputs that differ by rank and by index, and right answers of a reduction
-`plugin`         what pytest calls
+`plugin`         the hooks of pytest
 ===============  ==========================================================
 """
 

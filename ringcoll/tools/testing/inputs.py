@@ -163,8 +163,8 @@ def _different_bits(got: Tensor, want: Tensor) -> Tensor:
     if not got.numel():
         return torch.zeros(0, dtype=torch.bool, device="cpu")
     if got.is_complex():
-        part = got.dtype.to_real()
-        return _different_bits(got.view(part), want.view(part)).view(-1, 2).any(1)
+        real = got.dtype.to_real()
+        return _different_bits(got.view(real), want.view(real)).view(-1, 2).any(1)
     view = _SIGNED_OF_SIZE[got.dtype.itemsize]
     wrong = got.view(view) != want.view(view)
     if got.dtype.is_floating_point and wrong.any():

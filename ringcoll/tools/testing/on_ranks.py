@@ -59,7 +59,7 @@ class OnRanks:
         @wraps(inner)
         def on_ranks(*args: Any, **options: Any) -> None:
             __tracebackhide__ = True
-            first, *others = self.values(inner, tuple(map(_case, args)), options)
+            first, *others = self.values(inner, tuple(map(_copy_of_case, args)), options)
             for rank, value in enumerate(others, 1):
                 wrong = _difference(value, first)
                 assert not wrong, f"rank {rank} does not return what rank 0 returns: {wrong}"
@@ -166,7 +166,7 @@ def ranks(
     return OnRanks(Group(backend, number, seconds_of(timeout_s, "timeout_s")), threads)
 
 
-def _case(argument: Any) -> Any:
+def _copy_of_case(argument: Any) -> Any:
     """Of a ``unittest.TestCase``, a copy that knows nothing of its run in this process."""
     if not isinstance(argument, TestCase):
         return argument
@@ -252,7 +252,7 @@ class _Threads:
 
         deadline = time.monotonic() + self.group.timeout_s + MORE_S
         try:
-            with self._apart(), suppress(Empty):
+            with self._own_worlds(), suppress(Empty):
                 for rank, calls in enumerate(self._calls):
                     calls.put(partial(joined, rank))
                 while len(outcomes) < len(tests):
@@ -266,7 +266,7 @@ class _Threads:
         return outcomes
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def _own_worlds(self) -> Iterator[None]:
         c10d = dist.distributed_c10d
         # torch's stubs do not have it.
         isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
@@ -284,7 +284,7 @@ class _Threads:
         _threads = None
         for calls in self._calls:
             calls.put(None)
-        with self._apart():
+        with self._own_worlds():
             for rank, thread in enumerate(self.threads):
                 if rank in idle:
                     thread.join(MORE_S)

@@ -1,4 +1,4 @@
-"""The pool of processes on which tests run, and what the processes are sent.
+"""The pool of processes on which tests run, and the calls and answers between pytest and ranks.
 
 There is one pool, as large as the largest test so far; a smaller test uses the first ranks. It
 starts with the first test, outlives tests that fail, and is started anew after a rank has died or
@@ -56,7 +56,7 @@ _LIBRARY = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 class Source(NamedTuple):
-    """Where a rank finds a module; a package has a ``path``, one without ``__init__`` no file."""
+    """The place of a module; a package has a ``path``, and without ``__init__`` no file."""
 
     name: str
     file: str | None
@@ -77,7 +77,7 @@ class Group(NamedTuple):
     timeout_s: float
 
 
-class _Call(NamedTuple):
+class _PoolCall(NamedTuple):
     group: Group
     number: int  # of the group; ranks that have another one make it
     function: Named | bytes
@@ -89,7 +89,7 @@ class _Call(NamedTuple):
     full_trace: bool
 
 
-class _Answer(NamedTuple):
+class _RankAnswer(NamedTuple):
     value: bytes
     printed: str
     intact: bool  # whether the default group is there, and no other
@@ -105,16 +105,6 @@ def join(group: Group, rank: int, store: dist.Store) -> None:
         timeout=timedelta(seconds=group.timeout_s),
     )
     dist.barrier()  # ranks that have met learn soon that one of them has left
-
-
-def _named(function: Any) -> Named | None:
-    """Where a rank finds a function; ``None`` if it cannot be found by name."""
-    module = sys.modules.get(function.__module__)
-    if getattr(module, "__file__", None) is None:
-        return None
-    if _body(module, function.__qualname__) is not function:
-        return None
-    return _source(function.__module__), function.__qualname__
 
 
 def _source(name: str) -> Source:
@@ -136,15 +126,16 @@ def _body(module: Any, name: str) -> Any:
 
 
 def _packed(function: Callable[..., Any]) -> Named | bytes:
-    try:
-        named = _named(function)
-    except AttributeError:  # no function, but an object that can be called
-        named = None
-    return named or by_value(function, function) or pickled(function)
+    """The place of a function; its bytes if a rank cannot find it by name."""
+    name = getattr(function, "__qualname__", "")  # an object that can be called has none
+    module = sys.modules.get(function.__module__)
+    if name and getattr(module, "__file__", None) and _body(module, name) is function:
+        return _source(function.__module__), name
+    return by_value(function, function) or pickled(function)
 
 
 def _sources(*pickles: bytes, modules: Collection[str] = ()) -> list[Source]:
-    """Where modules are, and those that pickles name, each after the packages that it is in."""
+    """The places of modules, and of those that pickles name, each after its packages."""
     opcodes = itertools.chain.from_iterable(map(pickletools.genops, pickles))
     texts = {*modules, *(text for _, text, _ in opcodes if type(text) is str)}
     names = {
@@ -244,13 +235,13 @@ class _Pool:
         if group != self._group:
             self._group, self._number = group, self._number + 1
         sources = _sources(sent, *([packed] if isinstance(packed, bytes) else ()))
-        call = _Call(
+        call = _PoolCall(
             group, self._number, packed, sent, sources, sys.path, _filters(), logging.root.level,
             plugin.full_trace,
         )  # fmt: skip
         reports: list[Failure | tuple[int, str]] = []
         try:
-            answers: list[_Answer] = ranks.run(
+            answers: list[_RankAnswer] = ranks.run(
                 _on_rank, call, on_report=reports.append, timeout_s=group.timeout_s + MORE_S
             )[: group.world_size]
         except BaseException as error:
@@ -332,7 +323,7 @@ def _prepare(sources: list[Source], path: list[str]) -> None:
         raise _FailedError
 
 
-def _bound(call: _Call, rank: int) -> Callable[[], Any]:
+def _bound(call: _PoolCall, rank: int) -> Callable[[], Any]:
     for source in call.sources:
         _load(source)
     if isinstance(call.function, bytes):
@@ -344,7 +335,7 @@ def _bound(call: _Call, rank: int) -> Callable[[], Any]:
     return lambda: function(*args, **options)
 
 
-def _on_rank(call: _Call) -> _Answer | None:
+def _on_rank(call: _PoolCall) -> _RankAnswer | None:
     """Run a test, on a rank of the pool."""
     global _joined  # noqa: PLW0603  # of the process, as torch's default group is
     store, rank, _ = rendezvous()
@@ -383,10 +374,11 @@ def _on_rank(call: _Call) -> _Answer | None:
         leave()
         raise _FailedError
     groups = len(dist.distributed_c10d._world.pg_map)  # the public list has only names
-    return _Answer(outcome, printed.getvalue(), groups == 1)
+    return _RankAnswer(outcome, printed.getvalue(), groups == 1)
 
 
-_OF_PYTEST = {"Failed": "fail", "Skipped": "skip", "XFailed": "xfail"}  # they cannot be pickled
+# Exceptions of pytest, which cannot be pickled.
+_PYTEST_OUTCOMES = {"Failed": "fail", "Skipped": "skip", "XFailed": "xfail"}
 
 
 class Failure(NamedTuple):
@@ -421,12 +413,12 @@ def attempt(rank: int, function: Callable[[], Any], *, full_trace: bool = False)
             raise TypeError(f"the value that the test returns cannot be sent: {error}") from None
     except BaseException as error:  # noqa: BLE001  # the parent raises the error
         now_s = time.monotonic()
-        told = traceback.TracebackException.from_exception(error)
-        each: traceback.TracebackException | None = told
-        while each is not None and not full_trace:
-            each.stack[:] = [line for line in each.stack if not line.filename.startswith(_LIBRARY)]
-            each = each.__cause__ or each.__context__
-        lines = told.format()
+        described = traceback.TracebackException.from_exception(error)
+        link: traceback.TracebackException | None = described
+        while link is not None and not full_trace:
+            link.stack[:] = [line for line in link.stack if not line.filename.startswith(_LIBRARY)]
+            link = link.__cause__ or link.__context__
+        lines = described.format()
         # Frames refer to groups, which end when nothing refers to them.
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = error.__context__ = error.__cause__ = None
@@ -446,7 +438,7 @@ def stack_of(thread: int | None) -> str:
 
 
 def where(stacks: dict[int, str]) -> str:
-    """Where ranks are that hang, in words."""
+    """Sentences on the places at which ranks hang."""
     return "\n".join(f"rank {rank} is here:\n{stack}" for rank, stack in sorted(stacks.items()))
 
 
@@ -462,10 +454,10 @@ def raise_first(failures: Sequence[Failure], world_size: int, hanging: str = "")
         text += f"\nrank {other.rank} failed after it: {summary}"
     cause = RanksTraceback(f"{text}\n{hanging}" if hanging else text)
     error: BaseException
-    if first.kind in _OF_PYTEST:
+    if first.kind in _PYTEST_OUTCOMES:
         import pytest
 
-        error = getattr(pytest, _OF_PYTEST[first.kind]).Exception(first.text)
+        error = getattr(pytest, _PYTEST_OUTCOMES[first.kind]).Exception(first.text)
     elif first.error:
         error = pickle.loads(first.error)
     else:

@@ -10,7 +10,9 @@ instruction; docs/trace.md has the microseconds.
 
 ==============  ==========================================================
 `block`         `trace`: the traced block, from its begin to the file
-`recorder`      notes what a rank does, on a clock of all ranks
+`recorder`      notes what a rank does
+`records`       the notes of a rank
+`clocks`        one clock for all ranks, from the messages between them
 `trace_events`  the picture, for Perfetto
 `summary`       the numbers of operations and phases, and sentences on them
 ==============  ==========================================================

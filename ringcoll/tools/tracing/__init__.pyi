@@ -1,9 +1,9 @@
 from .block import Recording as Recording
 from .block import trace as trace
-from .recorder import MessageEnd as MessageEnd
-from .recorder import Records as Records
-from .recorder import Span as Span
-from .recorder import TracedOperation as TracedOperation
+from .records import MessageEnd as MessageEnd
+from .records import Records as Records
+from .records import Span as Span
+from .records import TracedOperation as TracedOperation
 from .summary import PhaseTimes as PhaseTimes
 from .summary import Shares as Shares
 from .summary import phase_times as phase_times

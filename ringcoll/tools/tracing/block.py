@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from ringcoll.runtime.machine import json_text, peaks_of, read_json_file, replac
 from ringcoll.runtime.rendezvous import read_text, wait_for_keys
 from ringcoll.runtime.transport import Message
 from ringcoll.runtime.watch import PhaseLog
-from ringcoll.tools.tracing.recorder import Clocks, Records, Sighting, Tracer
+from ringcoll.tools.tracing.clocks import ReadClock, Sighting
+from ringcoll.tools.tracing.recorder import Tracer
+from ringcoll.tools.tracing.records import Records
 from ringcoll.tools.tracing.summary import PhaseTimes, Shares, findings, summarize, summarize_phases
 from ringcoll.tools.tracing.trace_events import document
 
@@ -81,7 +84,7 @@ def trace(
     also: Iterable[Any] = (),
     device: torch.device | str = "cpu",
     max_operations: int = _MOST,
-    clock: Clocks = time.perf_counter_ns,
+    clock: ReadClock = time.perf_counter_ns,
 ) -> Iterator[Recording]:
     """Trace the operations of a group, and the phases of this thread; all its ranks do so together.
 
@@ -164,7 +167,7 @@ def trace(
             ends.callback(tracer.detach)
         for member, tracer in zip(traced[1:], tracers[1:], strict=True):
             member.in_turn(tracer.attach, "trace")
-        _meet(meeting, clock, begin, tracers[0].attach)
+        meeting.in_turn(partial(_compare, meeting, clock, begin, tracers[0].attach), "trace")
         # The number of the next operation is the same on all ranks, and never comes again.
         store, key = meeting.store, f"trace/{meeting.num_issued}"
         try:
@@ -179,7 +182,7 @@ def trace(
         _all_have_left(meeting, key)
         for member, tracer in zip(traced[1:], tracers[1:], strict=True):
             member.in_turn(tracer.detach, "trace")
-        _meet(meeting, clock, end, tracers[0].detach)
+        meeting.in_turn(partial(_compare, meeting, clock, end, tracers[0].detach), "trace")
     _take(log, records, _global_ranks(group))
     _write(records, recording, group)
 
@@ -211,30 +214,23 @@ def _take(log: PhaseLog, records: Records, ranks: list[int]) -> None:
             records.waits.append(wait._replace(peer=ranks.index(wait.peer)))
 
 
-def _meet(
-    member: Communicator, clock: Clocks, into: list[Sighting], then: Callable[[], None]
+def _compare(
+    member: Communicator, clock: ReadClock, into: list[Sighting], then: Callable[[], None]
 ) -> None:
-    """Compare clocks, as an operation of the group, and then call a function."""
+    """Play ping-pong between rank 0 and each other rank, which notes both messages.
 
-    def compare() -> None:
-        _compare(member, clock, into)
-        then()
-
-    member.in_turn(compare, "trace")
-
-
-def _compare(member: Communicator, clock: Clocks, into: list[Sighting]) -> None:
-    """Play ping-pong between rank 0 and each other rank, which notes both messages."""
-    rank = member.rank
+    It is an operation of the group; at its end a function is called.
+    """
     for peer in range(1, member.world_size):
         for _ in range(_PINGS):
-            if rank == 0:
+            if member.rank == 0:
                 _answer(member, clock, peer)
-            elif rank == peer:
+            elif member.rank == peer:
                 into += _ping(member, clock)
+    then()
 
 
-def _ping(member: Communicator, clock: Clocks) -> list[Sighting]:
+def _ping(member: Communicator, clock: ReadClock) -> list[Sighting]:
     token, answer = torch.zeros(2, 1, dtype=torch.int64, device="cpu")
     transport, limit_s = member.transport, member.timeout_s
     (arriving,) = transport.post([Message(0, answer, _TAG)], [])
@@ -247,7 +243,7 @@ def _ping(member: Communicator, clock: Clocks) -> list[Sighting]:
     return [Sighting(member.rank, 0, sent, there), Sighting(0, member.rank, there, received)]
 
 
-def _answer(member: Communicator, clock: Clocks, peer: int) -> None:
+def _answer(member: Communicator, clock: ReadClock, peer: int) -> None:
     token, answer = torch.zeros(2, 1, dtype=torch.int64, device="cpu")
     transport, limit_s = member.transport, member.timeout_s
     (arriving,) = transport.post([Message(peer, token, _TAG)], [])

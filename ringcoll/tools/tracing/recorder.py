@@ -1,44 +1,19 @@
-"""The recorder of one rank while its group is traced, and the common clock of all ranks.
+"""The recorder of one rank while its group is traced.
 
 Nothing here runs unless there is a trace. A `Tracer` wraps the calls that an operation is bound to
 (`Tracer.traced`), so that the clock is read before and after each; the executor runs them as
-it runs any others. `Records` are the notes of a rank: numbers only, as JSON between ranks.
-
-Each rank notes times on a clock of its own, and a picture of all ranks needs a common one, which is
-made from messages that were sent anyway.
-
-Every message is a bound: a message is received after it was sent. If the offset ``o[r]`` has to
-be added to the clock of rank r, a message from a to b says ::
-
-    sent + o[a] <= received + o[b],   so   o[a] - o[b] <= received - sent
-
-A ping and its answer bound the offset of a rank from both sides (Cristian, "Probabilistic
-clock synchronization", 1989); all messages together are a system of difference constraints,
-whose tightest form is a matrix of shortest paths. The middle between the two bounds of each
-rank against rank 0 satisfies all of them at once: by the triangle inequality
-``d[a][0] - d[b][0] <= d[a][b]`` and ``d[0][b] - d[0][a] <= d[a][b]``, and half the sum of
-the left sides is ``o[a] - o[b]``. So no message arrives before it was sent, and the true
-offset is no further away than half the distance of the bounds, which is the uncertainty.
-
-Clocks of different hosts may also run at different rates. If the bounds from the beginning and
-the bounds from the end exclude each other, a constant rate is assumed. If some bound is still
-broken then, all bounds are loosened alike, and the uncertainty grows with them.
+it runs any others.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ringcoll.errors import TraceError
 from ringcoll.runtime.group import Communicator, Work
 from ringcoll.runtime.operation import (
     Binding,
@@ -55,123 +30,13 @@ from ringcoll.runtime.operation import (
     Wait,
 )
 from ringcoll.runtime.transport import Handle
-from ringcoll.runtime.watch import Awaited, PhaseLog, PhaseSpan, ThreadWait
-
-Clocks = Callable[[], int]
-"""A clock: it gives nanoseconds, and never goes back."""
-
-# What packed data raise that are cut, that are no JSON, or that have other fields.
-_MALFORMED = (zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-
-
-class Span(NamedTuple):
-    """Work of a rank from ``begin`` to ``end``, in ns on its own clock.
-
-    ``kind`` is ``"wait"``, ``"post"``, ``"reduce"`` or ``"copy"``; ``message`` is the number of the
-    message that the rank waited for, or -1; ``nbytes`` are the bytes that were reduced or copied.
-    """
-
-    kind: str
-    begin: int
-    end: int
-    step: int
-    message: int = -1
-    nbytes: int = 0
-
-
-class MessageEnd(NamedTuple):
-    """An end of a message; the call that posted it took from ``begin`` to ``end``, in ns."""
-
-    is_send: bool
-    peer: int
-    step: int
-    nbytes: int
-    tag: int
-    begin: int
-    end: int
-
-
-@dataclass(slots=True)
-class TracedOperation:
-    """An operation of a group, as a rank has seen it.
-
-    ``number`` is the same on all ranks; ``error`` is the text of the error, if it failed.
-    ``group`` is the number of the traced group, and ``is_beside`` says whether another thread than
-    the one that has entered the trace ran it. All ranks are ranks in the first group.
-    """
-
-    number: int
-    description: str
-    collective: str
-    algorithm: str
-    segments: int
-    begin: int
-    end: int = 0
-    error: str = ""
-    group: int = 0
-    is_beside: bool = False
-    messages: list[MessageEnd] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-
-    def arrivals(self) -> dict[int, Span]:
-        """The waits that are over, by the number of the message."""
-        return {span.message: span for span in self.spans if span.message >= 0}
-
-
-@dataclass(slots=True)
-class Records:
-    """All notes of a rank.
-
-    ``sightings`` are the messages between the rank and rank 0 that measured the clocks, before and
-    after. ``left_out`` is the number of operations beyond the limit, ``phases_left_out`` that of
-    phases and waits. ``groups`` are the ranks of each traced group.
-    """
-
-    rank: int
-    world_size: int
-    transport: str
-    operations: list[TracedOperation] = field(default_factory=list)
-    sightings: tuple[list[Sighting], list[Sighting]] = field(default_factory=lambda: ([], []))
-    left_out: int = 0
-    phases_left_out: int = 0
-    groups: list[list[int]] = field(default_factory=list)
-    phases: list[PhaseSpan] = field(default_factory=list)
-    waits: list[ThreadWait] = field(default_factory=list)
-
-    def packed(self) -> bytes:
-        """As compressed JSON."""
-        return zlib.compress(json.dumps(asdict(self)).encode(), 1)
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> Self:
-        """Read the data of `packed`.
-
-        Raises
-        ------
-        TraceError
-            The data are something else.
-        """
-        try:
-            fields: dict[str, Any] = json.loads(zlib.decompress(data))
-            operations = [_operation(item) for item in fields.pop("operations")]
-            first, last = ([Sighting(*item) for item in row] for row in fields.pop("sightings"))
-            phases = [PhaseSpan(**item) for item in fields.pop("phases")]
-            waits = [ThreadWait(*item) for item in fields.pop("waits")]
-            return cls(
-                **fields, operations=operations, sightings=(first, last), phases=phases, waits=waits
-            )
-        except _MALFORMED as error:
-            raise TraceError(f"not the notes of a rank: {error!r}") from error
-
-
-def _operation(fields: dict[str, Any]) -> TracedOperation:
-    messages = [MessageEnd(*item) for item in fields.pop("messages")]
-    spans = [Span(*item) for item in fields.pop("spans")]
-    return TracedOperation(**fields, messages=messages, spans=spans)
+from ringcoll.runtime.watch import Awaited, PhaseLog
+from ringcoll.tools.tracing.clocks import ReadClock
+from ringcoll.tools.tracing.records import MessageEnd, Records, Span, TracedOperation
 
 
 class _Steps(NamedTuple):
-    """Steps of a plan's instructions, and of its messages by number."""
+    """Steps of a plan's instructions, and the waits for its messages by number."""
 
     instructions: tuple[int, ...]
     messages: dict[int, Wait]
@@ -200,14 +65,14 @@ def _steps(plan: Plan) -> _Steps:
         elif isinstance(instruction, Wait):
             if instruction.is_receive:
                 current = instruction.step
-        elif current < 0 or _packs(plan, instruction):
-            pending.append(index)
+        else:
+            packs = isinstance(instruction, Move) and (
+                plan.regions[instruction.into].space is Space.PACKING
+            )
+            if packs or current < 0:
+                pending.append(index)
         steps.append(instruction.step if isinstance(instruction, Wait) else current)
     return _Steps(tuple(max(0, step) for step in steps), messages)
-
-
-def _packs(plan: Plan, instruction: object) -> bool:
-    return isinstance(instruction, Move) and plan.regions[instruction.into].space is Space.PACKING
 
 
 class TracedWork(Work):
@@ -245,7 +110,7 @@ class Tracer:
         records: Records,
         log: PhaseLog,
         group: int,
-        clock: Clocks,
+        clock: ReadClock,
         most: int,
     ) -> None:
         self._member, self.clock, self._most = member, clock, most
@@ -306,7 +171,9 @@ class Tracer:
         assert plan is not None
         record.description = operation.description or operation.name
         record.algorithm, record.segments = plan.schedule.algorithm, plan.segments
-        steps = self._steps_of(plan)
+        if id(plan) not in self._known:
+            self._known[id(plan)] = plan, _steps(plan)
+        _, steps = self._known[id(plan)]
         program: list[BoundInstruction] = []
         first_message = 0
         both = zip(plan.instructions, binding.program, strict=True)
@@ -323,19 +190,14 @@ class Tracer:
                 assert isinstance(instruction, Combine | Move)
                 kind = "copy" if isinstance(instruction, Move) else "reduce"
                 nbytes = plan.regions[instruction.into].numel * request.work_dtype.itemsize
-                if isinstance(bound, Reading):
-                    run = self._noting(record, bound.run, kind, step, nbytes)
-                    program.append(bound._replace(run=run))
-                else:
-                    program.append(self._noting(record, bound, kind, step, nbytes))
-        last_step = max(steps.instructions, default=0)
+                run = bound.run if isinstance(bound, Reading) else bound
+                noting = self._noting(record, run, kind, step, nbytes)
+                program.append(bound._replace(run=noting) if isinstance(bound, Reading) else noting)
+        last = max(steps.instructions, default=0)
         return Binding(
             [(self._noting(record, load, "copy", 0), number) for load, number in binding.loads],
             program,
-            [
-                (self._noting(record, store, "copy", last_step), number)
-                for store, number in binding.stores
-            ],
+            [(self._noting(record, copy, "copy", last), number) for copy, number in binding.stores],
             self._waiting(record, binding.wait, steps),
             binding.is_over,
         )
@@ -400,133 +262,3 @@ class Tracer:
             record.spans.append(Span("wait", begin, self.clock(), step, waited.message))
 
         return wait_and_note
-
-    def _steps_of(self, plan: Plan) -> _Steps:
-        known = self._known.get(id(plan))
-        if known is None:
-            known = self._known[id(plan)] = plan, _steps(plan)
-        return known[1]
-
-
-_Bounds = list[list[float]]
-"""Upper bounds of o[a] - o[b] in ns: whole numbers, or infinity where nothing is known."""
-
-
-class Sighting(NamedTuple):
-    """A message from one rank to another: times in ns, each on the clock of its rank."""
-
-    source: int
-    target: int
-    sent: int
-    received: int
-
-
-@dataclass(frozen=True)
-class Clock:
-    """From the clock of a rank to that of rank 0.
-
-    ``offset_ns``, which is added to the rank's clock, is the offset at the time ``since_ns`` on
-    that clock; it grows by ``rate`` in each unit of time. The true offset is at most
-    ``uncertainty_ns`` away. A message may seem to arrive ``slack_ns`` before it was sent: 0 unless
-    clocks drift in an irregular way.
-    """
-
-    offset_ns: int
-    uncertainty_ns: int
-    rate: float = 0.0
-    since_ns: int = 0
-    slack_ns: int = 0
-
-    def corrected(self, time_ns: int) -> int:
-        """The time on the clock of rank 0."""
-        return time_ns + self.offset_ns + round(self.rate * (time_ns - self.since_ns))
-
-
-def agree(
-    world_size: int,
-    begin: Sequence[Sighting],
-    end: Sequence[Sighting],
-    between: Iterable[Sighting] = (),
-) -> list[Clock]:
-    """Find the clocks of all ranks.
-
-    ``begin`` and ``end`` are messages between rank 0 and each other rank, both ways, before and
-    after the messages ``between``.
-    """
-    drifts = _drifts(world_size, begin, end)
-    messages = [_steady(message, drifts) for message in (*begin, *between, *end)]
-    bounds, slack = _feasible(world_size, messages)
-    clocks = []
-    for rank, (rate, since) in enumerate(drifts):
-        above, below = bounds[rank][0], bounds[0][rank]
-        if math.isinf(above) or math.isinf(below):
-            raise TraceError(f"no messages both ways between rank 0 and rank {rank}")
-        offset, uncertainty = int(above - below) // 2, -(-int(above + below) // 2)
-        clocks.append(Clock(offset, uncertainty, rate, since, slack))
-    return clocks
-
-
-def _drifts(
-    world_size: int, begin: Sequence[Sighting], end: Sequence[Sighting]
-) -> list[tuple[float, int]]:
-    """The rate of each rank's offset, and since when; 0 unless the rate is certain."""
-    drifts = [(0.0, 0)] * world_size
-    first, last = _direct(world_size, begin), _direct(world_size, end)
-    for rank in range(1, world_size):
-        low, high = -first[0][rank], first[rank][0]
-        low_later, high_later = -last[0][rank], last[rank][0]
-        if not math.isfinite(low + high + low_later + high_later):
-            continue
-        if low_later > high or high_later < low:
-            since, until = _middle(begin, rank), _middle(end, rank)
-            change = (low_later + high_later - low - high) / 2
-            drifts[rank] = change / (until - since), since
-    return drifts
-
-
-def _middle(messages: Sequence[Sighting], rank: int) -> int:
-    """Mean time of the messages of a rank, on its own clock."""
-    times = [message.sent for message in messages if message.source == rank]
-    return sum(times) // len(times)
-
-
-def _steady(message: Sighting, drifts: Sequence[tuple[float, int]]) -> Sighting:
-    """A message with the times of clocks that keep the rate of rank 0."""
-    source, target, sent, received = message
-    (rate, since), (other, other_since) = drifts[source], drifts[target]
-    return Sighting(
-        source,
-        target,
-        sent + round(rate * (sent - since)),
-        received + round(other * (received - other_since)),
-    )
-
-
-def _direct(world_size: int, messages: Iterable[Sighting]) -> _Bounds:
-    """The bounds from single messages."""
-    bounds = [[math.inf] * world_size for _ in range(world_size)]
-    for source, target, sent, received in messages:
-        bounds[source][target] = min(bounds[source][target], received - sent)
-    return bounds
-
-
-def _feasible(world_size: int, messages: Sequence[Sighting]) -> tuple[_Bounds, int]:
-    """The tightest bounds, and the slack without which they would exclude each other."""
-    slack = 0
-    while True:
-        bounds = _closed(_direct(world_size, messages), slack)
-        if all(bounds[rank][rank] >= 0 for rank in range(world_size)):
-            return bounds, slack
-        slack = 2 * slack or 1000
-
-
-def _closed(bounds: _Bounds, slack: int) -> _Bounds:
-    """Bounds by way of any other ranks: shortest paths, by Floyd and Warshall."""
-    closed = [[bound + slack for bound in row] for row in bounds]
-    for rank, row in enumerate(closed):
-        row[rank] = 0
-    for via, beyond in enumerate(closed):
-        for row in closed:
-            near = row[via]
-            row[:] = [min(known, near + far) for known, far in zip(row, beyond, strict=True)]
-    return closed

@@ -1,4 +1,4 @@
-"""Where the time of each rank has gone: of its operations, of its phases, and in sentences.
+"""The time of each rank: of its operations, of its phases, and in sentences.
 
 A phase computes, communicates, or waits for some rank. Its time is that of the thread that has
 entered the trace. Each moment of a phase is one of these::
@@ -15,18 +15,21 @@ see, as C++ code may wait for a future, looks like that too.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
-from ringcoll.runtime.watch import PhaseSpan
-from ringcoll.tools.tracing.recorder import Records, TracedOperation
+import numpy as np
+from numpy.typing import NDArray
+
+from ringcoll.tools.tracing.records import Records, TracedOperation
 
 PARTS = {"waiting": ("wait",), "moving": ("post", "copy"), "reducing": ("reduce",)}
 """The parts of an operation's time, and the kinds of spans that each part is made of."""
 _LEAST_SHARE = 0.05  # of a rank's time; shorter waits are seldom worth a sentence
 _MOST_SENTENCES = 8
+_States = NDArray[np.bool_]  # of a rank, for each piece of time
 
 
 @dataclass(frozen=True)
@@ -151,126 +154,79 @@ class PhaseTimes:
         return asdict(self)
 
 
-class _Interval(NamedTuple):
-    """Time in ns, and to whom it belongs: a phase, a rank, or nobody in particular."""
-
-    begin: int
-    end: int
-    owner: int = 0
-
-
-def _disjoint(intervals: Iterable[_Interval]) -> list[_Interval]:
-    """In the order of time; the earlier interval keeps what two have in common."""
-    result, reached = [], float("-inf")
-    for begin, end, owner in sorted(intervals):
-        if end > reached:
-            result.append(_Interval(int(max(begin, reached)), end, owner))
-            reached = end
-    return result
-
-
-def _common(
-    some: Sequence[_Interval], others: Sequence[_Interval]
-) -> Iterator[tuple[int, _Interval]]:
-    """The common parts of two disjoint sequences, with the owners of both."""
-    first = 0
-    for begin, end, owner in some:
-        while first < len(others) and others[first].end <= begin:
-            first += 1
-        for index in range(first, len(others)):
-            if others[index].begin >= end:
-                break
-            both = max(begin, others[index].begin), min(end, others[index].end)
-            yield owner, _Interval(*both, others[index].owner)
-
-
-def _without_inner(phases: Sequence[PhaseSpan]) -> list[_Interval]:
-    """The time of each phase without the phases in it; phases are in the order of their begins."""
-    pieces: list[_Interval] = []
-    around: list[int] = []
-    since = 0
-
-    def until(time: int) -> None:
-        if around and time > since:
-            pieces.append(_Interval(since, time, around[-1]))
-
-    for index, span in enumerate(phases):
-        while around and phases[around[-1]].end <= span.begin:
-            until(phases[around[-1]].end)
-            since = phases[around.pop()].end
-        until(span.begin)
-        around.append(index)
-        since = span.begin
-    while around:
-        until(phases[around[-1]].end)
-        since = phases[around.pop()].end
-    return pieces
-
-
-def _timeline(records: Records) -> tuple[list[_Interval], list[_Interval], list[_Interval]]:
-    """Operations, waits, and what runs beside, of the phases' thread: each a disjoint sequence.
-
-    A wait is owned by the rank that is waited for.
-    """
-    busy: list[_Interval] = []
-    waits: list[_Interval] = []
-    beside: list[_Interval] = []
-    waits_of: dict[int, list[_Interval]] = defaultdict(list)  # in operations, by group
-    for operation in records.operations:
-        (beside if operation.is_beside else busy).append(_Interval(operation.begin, operation.end))
-        for span in operation.arrivals().values():
-            wait = _Interval(span.begin, span.end, operation.messages[span.message].peer)
-            waits_of[operation.group].append(wait)
-            if not operation.is_beside:
-                waits.append(wait)
-    joins: dict[int, list[_Interval]] = defaultdict(list)  # waits for operations, by group
-    for own in records.waits:
-        busy.append(_Interval(own.begin, own.end))
-        if own.peer >= 0:
-            waits.append(_Interval(own.begin, own.end, own.peer))
-            continue
-        for group in waits_of if own.group < 0 else (own.group,):
-            joins[group].append(_Interval(own.begin, own.end))
-    for group, joined in joins.items():
-        waits += [both for _, both in _common(_disjoint(joined), _disjoint(waits_of[group]))]
-    in_order = _disjoint(busy)
-    return in_order, _disjoint(waits), list(_gaps(_disjoint(beside), in_order))
-
-
-def _gaps(some: Sequence[_Interval], others: Sequence[_Interval]) -> Iterator[_Interval]:
-    """The time of a disjoint sequence that is not in another."""
-    first = 0
-    for begin, end, _ in some:
-        while first < len(others) and others[first].end <= begin:
-            first += 1
-        since, index = begin, first
-        while since < end and index < len(others) and others[index].begin < end:
-            if since < others[index].begin:
-                yield _Interval(since, others[index].begin)
-            since, index = others[index].end, index + 1
-        if since < end:
-            yield _Interval(since, end)
-
-
 def phase_times(records: Records) -> list[PhaseTimes]:
-    """The times of each phase of a rank, in the order of their begins."""
-    result = [PhaseTimes(times=1, peak_nbytes=span.peak_nbytes) for span in records.phases]
-    pieces = _without_inner(records.phases)
-    busy, waits, beside = _timeline(records)
-    for begin, end, owner in pieces:
-        result[owner].total_s += (end - begin) * 1e-9
-    for owner, both in _common(pieces, busy):
-        result[owner].communicating_s += (both.end - both.begin) * 1e-9
-    for owner, both in _common(pieces, waits):
-        seconds, waited = (both.end - both.begin) * 1e-9, result[owner].waiting_for_s
-        waited[both.owner] = waited.get(both.owner, 0.0) + seconds
-        result[owner].waiting_s += seconds
-    for owner, both in _common(pieces, beside):
-        result[owner].beside_s += (both.end - both.begin) * 1e-9
-    for times in result:
-        times.computing_s = max(0.0, times.total_s - times.communicating_s)
-        times.communicating_s = max(0.0, times.communicating_s - times.waiting_s)
-    return result
+    """The times of each phase of a rank, in the order of their begins.
+
+    Between two neighbouring begins or ends, nothing changes on a rank. Such a piece of time belongs
+    to the innermost phase, and to the wait that began first.
+    """
+    if not records.phases:
+        return []
+    arrivals = [
+        (operation, span)
+        for operation in records.operations
+        for span in operation.arrivals().values()
+    ]
+    everything: list[Any] = [*records.phases, *records.operations, *records.waits]
+    everything += [span for _, span in arrivals]
+    edges = sorted({time for item in everything for time in (item.begin, item.end)})
+    index = {time: place for place, time in enumerate(edges)}
+    pieces_ns = np.diff(edges, append=edges[-1])
+
+    innermost, awaited = np.full((2, len(edges)), -1)  # numbers of phases, and of ranks
+    in_operation, beside = np.zeros((2, len(edges)), dtype=bool)
+    for number, phase in enumerate(records.phases):
+        innermost[index[phase.begin] : index[phase.end]] = number
+    for operation in records.operations:
+        of_thread = beside if operation.is_beside else in_operation
+        of_thread[index[operation.begin] : index[operation.end]] = True
+    for own in records.waits:
+        in_operation[index[own.begin] : index[own.end]] = True
+    joining = _joining(records, index)
+    always = np.ones(len(edges), dtype=bool)
+    waits = [(own.begin, own.end, own.peer, always) for own in records.waits if own.peer >= 0]
+    for operation, span in arrivals:
+        counted = joining[operation.group] if operation.is_beside else always
+        waits.append((span.begin, span.end, operation.messages[span.message].peer, counted))
+    for begin, end, peer, counted in sorted(waits, key=itemgetter(0, 1, 2), reverse=True):
+        piece = slice(index[begin], index[end])
+        awaited[piece][counted[piece]] = peer
+
+    def seconds(state: _States) -> list[float]:
+        """Time of each phase in a state."""
+        owned = state & (innermost >= 0)
+        by_phase = np.bincount(innermost[owned], pieces_ns[owned], len(records.phases))
+        return (1e-9 * by_phase).tolist()  # type: ignore[no-any-return]
+
+    is_waiting = awaited >= 0
+    total_s, beside_s = seconds(always), seconds(beside & ~in_operation)
+    computing_s, waiting_s = seconds(~in_operation), seconds(is_waiting)
+    communicating_s = seconds(in_operation & ~is_waiting)
+    waiting_for_s = {int(peer): seconds(awaited == peer) for peer in np.unique(awaited[is_waiting])}
+    return [
+        PhaseTimes(
+            1,
+            total_s[number],
+            computing_s[number],
+            communicating_s[number],
+            waiting_s[number],
+            beside_s[number],
+            {peer: own[number] for peer, own in waiting_for_s.items() if own[number]},
+            phase.peak_nbytes,
+        )
+        for number, phase in enumerate(records.phases)
+    ]
+
+
+def _joining(records: Records, index: dict[int, int]) -> dict[int, _States]:
+    """When the phases' thread waits for the asynchronous operations of each group."""
+    groups = {operation.group for operation in records.operations}
+    joining = {group: np.zeros(len(index), dtype=bool) for group in groups}
+    for own in records.waits:
+        if own.peer < 0:
+            for group in groups if own.group < 0 else groups & {own.group}:
+                joining[group][index[own.begin] : index[own.end]] = True
+    return joining
 
 
 def summarize_phases(records: Records) -> dict[str, PhaseTimes]:

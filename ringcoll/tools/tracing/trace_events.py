@@ -12,15 +12,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ringcoll.runtime.watch import PhaseSpan, ThreadWait
-from ringcoll.tools.tracing.recorder import (
-    Clock,
-    MessageEnd,
-    Records,
-    Sighting,
-    Span,
-    TracedOperation,
-    agree,
-)
+from ringcoll.tools.tracing.clocks import Clock, Sighting, agree
+from ringcoll.tools.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.tools.tracing.summary import (
     PhaseTimes,
     findings,
@@ -94,13 +87,10 @@ def document(ranks: list[Records]) -> dict[str, Any]:
         (Sighting(item.source, item.target, item.sent.begin, item.wait.end) for item in arrived),
     )
     starts = [
-        clock.corrected(begin)
+        clock.corrected(item.begin)
         for rank, clock in zip(ranks, clocks, strict=True)
-        for begin in (
-            *(operation.begin for operation in rank.operations),
-            *(span.begin for span in rank.phases[:1]),
-            *(wait.begin for wait in rank.waits),
-        )
+        for items in (rank.operations, rank.phases[:1], rank.waits)
+        for item in items
     ]
     writer = _Writer(clocks, min(starts, default=0))
     events: list[_Event] = []
@@ -134,7 +124,7 @@ def document(ranks: list[Records]) -> dict[str, Any]:
                 for rank, clock in enumerate(clocks)
             ],
             "summary": [
-                {call: part.as_json() for call, part in summarize(rank).items()} for rank in ranks
+                {call: own.as_json() for call, own in summarize(rank).items()} for rank in ranks
             ],
             "phases": [
                 {name: times.as_json() for name, times in summarize_phases(rank).items()}
@@ -221,28 +211,21 @@ class _Writer:
                 args["bytes"] = span.nbytes
             row = _row(span.kind, operation.group)
             yield self.slice(rank, row, span.begin, span.end, span.kind, name, args)
-        arrivals = operation.arrivals()
-        for number, message in enumerate(operation.messages):
-            yield from self.flight(rank, operation, message, arrivals.get(number))
-
-    def flight(
-        self, rank: int, operation: TracedOperation, message: MessageEnd, wait: Span | None
-    ) -> Iterator[_Event]:
-        """A message, from its post until the end of the wait for it."""
-        self.flights += 1
-        about, way = _about(message), "to" if message.is_send else "from"
-        name = f"step {message.step}: {message.nbytes} B {way} rank {message.peer}"
-        common = {"name": name, "cat": about["way"], "id": hex(self.flights)}
-        args = {
-            "group": operation.group,
-            "number": operation.number,
-            "tag": message.tag,
-            "complete": wait is not None,
-        }
-        row = _row("post", operation.group)
-        yield self.event("b", rank, row, message.begin, args=args | about, **common)
-        end = operation.end if wait is None else wait.end
-        yield self.event("e", rank, row, end, **common)
+        arrivals, row = operation.arrivals(), _row("post", operation.group)
+        for number, message in enumerate(operation.messages):  # from the post to the wait's end
+            self.flights += 1
+            about, way = _about(message), "to" if message.is_send else "from"
+            name = f"step {message.step}: {message.nbytes} B {way} rank {message.peer}"
+            common = {"name": name, "cat": about["way"], "id": hex(self.flights)}
+            args = {
+                "group": operation.group,
+                "number": operation.number,
+                "tag": message.tag,
+                "complete": number in arrivals,
+            }
+            yield self.event("b", rank, row, message.begin, args=args | about, **common)
+            end = arrivals[number].end if number in arrivals else operation.end
+            yield self.event("e", rank, row, end, **common)
 
     def arrow(self, number: int, delivery: Delivery) -> list[_Event]:
         """An arrow from the post of a send to the end of the receiver's wait."""
