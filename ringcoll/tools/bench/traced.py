@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.runtime.machine import UserModule
+from ringcoll.runtime.user_files import UserModule
 from ringcoll.tools.bench.contenders import Buffers, Workload, caller
 from ringcoll.tools.tracing import PhaseTimes, Recording, Shares
 from ringcoll.training import Gradients, Task, make_trainer

@@ -26,7 +26,7 @@ import click
 import ringcoll.tools.bench as lab
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime import launch
-from ringcoll.runtime.machine import UserModule
+from ringcoll.runtime.user_files import UserModule
 from ringcoll.tools.bench import FEW_SAMPLES, NATIVE, as_size, spread_in_words, time_in_words
 from ringcoll.tools.cli import measuring, options
 from ringcoll.tools.cli.app import command, nearest

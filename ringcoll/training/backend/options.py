@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ringcoll.runtime.user_files import as_algorithm, is_rules, rules_in
 from ringcoll.runtime.reduction import Reproducible, check_level
 from ringcoll.runtime.transport import catalogue
+from ringcoll.runtime.user_files import as_algorithm, is_rules, rules_in
 from ringcoll.schedules import Schedule, contract
 from ringcoll.schedules.algorithms import required, where_possible
 
