@@ -39,7 +39,7 @@ from ringcoll.runtime.machine import seconds_of
 from ringcoll.runtime.process import check_not_ending, untraced
 from ringcoll.runtime.rendezvous import ask_store, common_connection, fresh_group_name
 from ringcoll.runtime.transport import streams
-from ringcoll.runtime.watch import Lives, Names
+from ringcoll.runtime.watch import Lives
 from ringcoll.schedules import CONTRACTS, contract
 from ringcoll.training.backend.c10d import METHODS, C10dCall, Method
 from ringcoll.training.backend.device_maps import backend_for_torch
@@ -98,13 +98,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, world_size)
         timeout = _bounded(timeout)
         if options is not None and not isinstance(options, Options):
-            raise ArgumentError(
-                "not options of this backend",
-                "pg_options",
-                "ringcoll.Options, or None",
-                type(options),
-                rank,
-            )
+            raise ArgumentError("not options of this backend", "pg_options",
+                                "ringcoll.Options, or None", type(options), rank)  # fmt: skip
         mend_torch(ProcessGroup)
         self.options = Options() if options is None else replace(options)
         self._keywords = {
@@ -123,7 +118,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             fit=self.options.fit,
         )
         self._coalesced: list[Work] | None = None
-        names = partial(_names_of, weakref.ref(self))
+        own = weakref.ref(self)
+        names = lambda: groups.names_of(own())  # noqa: E731
         self._messages = PointToPoint(self._store, timeout, self.lives, self.life, names)
         # For CUDA tensors torch sees gloo's group, too. torch would connect NCCL's group at once
         # if torch has got a `device_id`, and in vain if ranks share a GPU.
@@ -405,10 +401,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._messages.shutdown()
         for backend in self._others.values():
             backend.shutdown()
-
-
-def _names_of(group: weakref.ref[ProcessGroup]) -> Names:
-    return groups.names_of(group())
 
 
 def _announce(store: dist.Store, rank: int, world_size: int, limit_s: float) -> tuple[str, Lives]:

@@ -137,8 +137,6 @@ class Gossip:
         self._messages = Messages(group, timeout_s)
         k = self._messages.world_size
         self._matrices = [mixing_matrix(graph, k, step) for step in range(period(graph, k))]
-        for matrix in self._matrices:
-            check_mixing(matrix)
         self._params = FlatParameters(module)
         self._step = self.nbytes_sent = 0
         begin_alike(module, group)

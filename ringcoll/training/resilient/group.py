@@ -315,13 +315,9 @@ class ResilientGroup(OwnGroup):
         rank = view.members.index(self._membership.own)
         for peer, member in enumerate(view.members):  # some may die before they tell
             tell(store, peer, member.process)
+        size, verify = len(view.members), self._verify_messages
         inner = StoreGroup(
-            store,
-            rank,
-            len(view.members),
-            self._timeout_s,
-            self._transport,
-            verify_messages=self._verify_messages,
+            store, rank, size, self._timeout_s, self._transport, verify_messages=verify
         )
         try:
             api.barrier(inner)
