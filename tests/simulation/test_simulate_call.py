@@ -28,7 +28,19 @@ from ringcoll.lab.simulation import (
     simulate,
     torus,
 )
-from ringcoll.schedules import Schedule, Send, Step, chunks_of_data, inp, out, recv, send, tally_of
+from ringcoll.schedules import (
+    Recv,
+    RecvReduce,
+    Schedule,
+    Send,
+    Step,
+    chunks_of_data,
+    inp,
+    out,
+    recv,
+    send,
+    tally_of,
+)
 from ringcoll.schedules.algorithms import Algorithm, algorithms, find, schedule_of
 from ringcoll.schedules.cost import LinkCosts, lower_bound
 from tests.cases.algorithms import each_on
@@ -398,8 +410,8 @@ def test_the_ranks_of_a_crossbar_are_alike(case, random, ports) -> None:
         return [
             Step(
                 *(
-                    type(operation)(**_fields(operation) | {"peer": names[operation.peer]})
-                    if hasattr(operation, "peer")
+                    replace(operation, peer=names[operation.peer])
+                    if isinstance(operation, Send | Recv | RecvReduce)
                     else operation
                     for operation in step
                 )
@@ -412,11 +424,6 @@ def test_the_ranks_of_a_crossbar_are_alike(case, random, ports) -> None:
         simulate(each, NBYTES, switch(k, ports), segments=segments) for each in (schedule, renamed)
     )
     assert [second.ends[name] for name in names] == list(first.ends)
-
-
-def _fields(operation: object) -> dict[str, object]:
-    names: tuple[str, ...] = type(operation).__slots__  # type: ignore[attr-defined]
-    return {name: getattr(operation, name) for name in names}
 
 
 @pytest.mark.parametrize("entry, k", each_on(4, 5, entries=EVERY))
