@@ -215,7 +215,10 @@ def _of_sets(
     @cache
     def speed(sources: frozenset[int], sinks: frozenset[int]) -> float:
         """Bytes per second from ranks to others; as one node each, they make a small network."""
-        names = dict.fromkeys(sources, _ORIGIN) | dict.fromkeys(sinks, _END)
+        names: dict[Node, Node] = {
+            **dict.fromkeys(sources, _ORIGIN),
+            **dict.fromkeys(sinks, _END),
+        }
         arcs = ((names.get(a, a), names.get(b, b), room) for a, b, room in _arcs(topology))
         return float(_cut(_network(arcs))[0])
 
