@@ -26,7 +26,7 @@ were wrong by 0.4 % at most.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -65,9 +65,7 @@ def least_rounds_per_chunk(
     topology: Topology, graph: HopGraph, demand: Demand, *, backwards: bool = False
 ) -> Fraction:
     """The rounds that a chunk of each block needs at least, if steps cost nothing."""
-    network = _network(topology)
-    if backwards:
-        network = network.reverse()
+    arcs, back = ([*_arcs(topology, backwards=way)] for way in (backwards, not backwards))
     owners, wanted = demand.owners[:: demand.chunks], demand.wanted[:: demand.chunks]
     arriving: dict[int, Counter[int]] = defaultdict(Counter)  # blocks at a rank, by their owners
     leaving: dict[int, Counter[int]] = defaultdict(Counter)
@@ -77,31 +75,36 @@ def least_rounds_per_chunk(
             leaving[owner][rank] += 1
     least = Fraction(0)
     for rank, blocks in arriving.items():
-        least = _worst_cut(network, rank, blocks, least)
+        least = _worst_cut(arcs, rank, blocks, least)
     if all(len(ranks - {owner}) <= 1 for owner, ranks in zip(owners, wanted, strict=True)):
         # Each block goes to one rank, so what leaves an owner is a flow, too: seen backwards.
         for owner, blocks in leaving.items():
-            least = _worst_cut(network.reverse(), owner, blocks, least)
+            least = _worst_cut(back, owner, blocks, least)
     return least * graph.bandwidth
 
 
-def _network(topology: Topology) -> nx.DiGraph:
-    """The links as arcs with a capacity in bytes per second; links of the same ends are one arc."""
+_Arc = tuple[Node, Node, Any]
+"""From a node, to a node, and bytes per second: a fraction, or infinity."""
+
+
+def _network(arcs: Iterable[_Arc]) -> nx.DiGraph:
+    """A network for flows; arcs of the same ends are one."""
     network = nx.DiGraph()
-    for link in topology.links:
-        speed = inf if link.capacity is None else Fraction(link.capacity)
-        known = network.get_edge_data(link.source, link.target, {"capacity": 0})["capacity"]
-        network.add_edge(link.source, link.target, capacity=known + speed)
+    for source, target, speed in arcs:
+        known = network.get_edge_data(source, target, {"capacity": 0})["capacity"]
+        network.add_edge(source, target, capacity=known + speed)
     return network
 
 
-def _flow(
-    network: nx.DiGraph, sources: Mapping[int, Any], sinks: Iterable[int]
-) -> tuple[Any, set[Node]]:
-    """The largest flow from ranks, each with a capacity, to others; the nodes before its cut."""
-    network = network.copy()
-    network.add_edges_from((_ORIGIN, rank, {"capacity": room}) for rank, room in sources.items())
-    network.add_edges_from((rank, _END) for rank in sinks)
+def _arcs(topology: Topology, *, backwards: bool = False) -> Iterator[_Arc]:
+    for link in topology.links:
+        speed = inf if link.capacity is None else Fraction(link.capacity)
+        ends = (link.target, link.source) if backwards else (link.source, link.target)
+        yield (*ends, speed)
+
+
+def _cut(network: nx.DiGraph) -> tuple[Any, set[Node]]:
+    """The largest flow from the origin to the end, and the nodes before the narrowest cut."""
     try:
         flow, (near, _) = nx.minimum_cut(network, _ORIGIN, _END, flow_func=edmonds_karp)
     except nx.NetworkXUnbounded:
@@ -109,15 +112,15 @@ def _flow(
     return flow, near
 
 
-def _worst_cut(network: nx.DiGraph, sink: int, amounts: Counter[int], least: Fraction) -> Fraction:
+def _worst_cut(arcs: Sequence[_Arc], sink: int, amounts: Counter[int], least: Fraction) -> Fraction:
     """The time until all amounts can have reached a rank, and at least ``least``."""
     while True:
-        rooms = {owner: amount / least if least else inf for owner, amount in amounts.items()}
-        flow, near = _flow(network, rooms, [sink])
-        if flow == sum(rooms.values()):
+        rooms = [(_ORIGIN, rank, each / least if least else inf) for rank, each in amounts.items()]
+        flow, near = _cut(_network([*arcs, *rooms, (sink, _END, inf)]))
+        if flow == sum(room for *_, room in rooms):
             return least
         # The data that have to leave these nodes, over the speed of the links that leave them.
-        speed = sum(speed for *_, speed in nx.edge_boundary(network, near, data="capacity"))
+        speed = sum(speed for a, b, speed in arcs if a in near and b not in near)
         least = sum(amount for owner, amount in amounts.items() if owner in near) / speed
 
 
@@ -206,12 +209,18 @@ def _of_sets(
 ) -> Iterator[tuple[float, str]]:
     """Seconds for each byte that sets of ranks need at least, and the set in words."""
     world_size = topology.world_size
-    network, everyone = _network(topology), frozenset(range(world_size))
+    everyone = frozenset(range(world_size))
     whole = rules.blocks_of_rank(world_size)
 
     @cache
-    def speed_out(ranks: frozenset[int]) -> float:
-        return float(_flow(network, dict.fromkeys(ranks, inf), everyone - ranks)[0])
+    def speed(sources: frozenset[int], sinks: frozenset[int]) -> float:
+        """Bytes per second from ranks to others; as one node each, they make a small network."""
+        names: dict[Node, Node] = {
+            **dict.fromkeys(sources, _ORIGIN),
+            **dict.fromkeys(sinks, _END),
+        }
+        arcs = ((names.get(a, a), names.get(b, b), room) for a, b, room in _arcs(topology))
+        return float(_cut(_network(arcs))[0])
 
     def entering(ranks: frozenset[int]) -> int:
         if rules.reduces:
@@ -229,19 +238,17 @@ def _of_sets(
         ]
         for ranks, name in zip(partition, words, strict=True):
             for inner, outer in ((ranks, everyone - ranks), (everyone - ranks, ranks)):
-                needed_s = entering(inner) / whole / speed_out(outer)
+                needed_s = entering(inner) / whole / speed(outer, inner)
                 yield needed_s, f"the links around {name}"
         if len(rules.phases) == 2 and len(partition) > 2:
-            needed_s = 2 * (len(partition) - 1) / sum(map(speed_out, partition))
+            speeds = [speed(ranks, everyone - ranks) for ranks in partition]
+            needed_s = 2 * (len(partition) - 1) / sum(speeds)
             yield needed_s, f"the links between {words[0]} and the like"
     if len(rules.phases) == 2 and world_size <= _EXACT_RANKS:
         for rank in range(1, world_size):
-            for ends in ((0, rank), (rank, 0)):
-                speed, _ = _flow(network, {ends[0]: inf}, ends[1:])
-                yield (
-                    float(1 / speed),
-                    f"the narrowest cut between rank {ends[0]} and rank {ends[1]}",
-                )
+            for a, b in ((0, rank), (rank, 0)):
+                s_per_byte = 1 / speed(frozenset([a]), frozenset([b]))
+                yield s_per_byte, f"the narrowest cut between rank {a} and rank {b}"
 
 
 MOST_MESSAGES = 1 << 18
