@@ -23,7 +23,7 @@ from common import Table, environment, introduce, parser, write
 from torch import nn
 
 import ringcoll
-from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime import Ranks
 from ringcoll.tools.bench import Meeting, alternate, summarize
 
 WIDTH, LAYERS, BATCH = 1280, 4, 64  # 4 x 1280 x 1281 parameters of 4 bytes: 25.0 MiB

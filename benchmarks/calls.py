@@ -27,9 +27,7 @@ from common import Table, busy_loops, environment, introduce, parser, write
 from torch import nn
 
 import ringcoll
-from ringcoll.runtime.collectives import communicator
-from ringcoll.runtime.launch import Ranks
-from ringcoll.runtime.transport import Message
+from ringcoll.runtime import Message, Ranks, communicator
 from ringcoll.tools.bench import Meeting, Summary, alternate, summarize
 
 PARTS = ("functions", "by hand", "backend")

@@ -21,7 +21,7 @@ from common import Table, environment, introduce, parser, write
 from torch import Tensor
 
 import ringcoll
-from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime import Ranks
 from ringcoll.schedules.algorithms import algorithms
 from ringcoll.tools.bench import Meeting, alternate, parse_size, summarize
 

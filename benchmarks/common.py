@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from ringcoll.runtime.rendezvous import serve_store
+from ringcoll.runtime import serve_store
 from ringcoll.runtime.transport import catalogue
 from ringcoll.tools.bench import as_size, oversubscribed, time_in_words
 from ringcoll.tools.bench import environment as facts_of

@@ -25,8 +25,7 @@ from overhead import checked, repeated
 from torch.utils import cpp_extension
 
 import ringcoll
-from ringcoll.runtime.launch import Ranks
-from ringcoll.runtime.machine import TRANSPORT_VARIABLES
+from ringcoll.runtime import TRANSPORT_VARIABLES, Ranks
 from ringcoll.tools.bench import Meeting, alternate, as_size, parse_size, summarize
 
 SIZES = "4,1K,64K,256K,1M,4M,16M,64M"

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
+from ringcoll.runtime import Ranks
 from ringcoll.runtime.collectives import StoreGroup
-from ringcoll.runtime.launch import Ranks, rendezvous
+from ringcoll.runtime.launch import rendezvous
 
 _IN_A_TURN = 500
 

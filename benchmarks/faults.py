@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.pro
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.runtime.launch import RankError, Ranks
+from ringcoll.runtime import RankError, Ranks
 from tests.programs import deaths, disagreements
 from tests.programs.deaths import ENDINGS, run_ending
 from tests.programs.disagreements import (

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from common import LOOPBACK, Processes, Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.runtime.rendezvous import serve_store
+from ringcoll.runtime import serve_store
 
 BACKENDS = ("ringcoll", "gloo")
 LIMIT = timedelta(seconds=60)

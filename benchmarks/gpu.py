@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it need not be i
 from benchmarks.on_gpu import goals
 from benchmarks.on_gpu.rows import Row, Settings, load, markdown, missing, store
 from benchmarks.on_gpu.stages import MOST_S, STAGES, USUAL
-from ringcoll.runtime.machine import replace_file
+from ringcoll.runtime import replace_file
 
 _ROOT = sys.path[0]
 _LOOK_S = 1.0  # between two looks for new rows of a stage that runs

@@ -47,8 +47,7 @@ from common import (
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.runtime.machine import TRANSPORT_VARIABLES
-from ringcoll.runtime.rendezvous import serve_store
+from ringcoll.runtime import TRANSPORT_VARIABLES, serve_store
 from tests.fakes.hosts import SWITCH, Hosts, Place
 
 TRANSPORTS = ("shared", "ucx", "gloo")

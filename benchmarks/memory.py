@@ -24,7 +24,7 @@ import torch.distributed as dist
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime import Ranks
 from ringcoll.runtime.operation import Layout, compile_plan
 from ringcoll.schedules.algorithms import schedule_of
 from ringcoll.tools.bench import as_size, parse_size

@@ -43,8 +43,8 @@ from torch.nn import Parameter
 
 import ringcoll
 from ringcoll.errors import TransportError
+from ringcoll.runtime import serve_store
 from ringcoll.runtime.reduction import MOVED
-from ringcoll.runtime.rendezvous import serve_store
 from tests.fakes.without_memory import WITHOUT, Wrapper, pending
 
 OUTCOMES = ("right", "refused", "wrong", "broken", "crash")

@@ -44,7 +44,7 @@ from torch.nn import functional
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.runtime.launch import RankError, Ranks, report
+from ringcoll.runtime import RankError, Ranks, report
 from ringcoll.tools.bench import Meeting, check_matplotlib, save, styles, summarize
 from ringcoll.training import (
     Examples,

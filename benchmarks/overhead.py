@@ -18,9 +18,7 @@ import torch.distributed as dist
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.runtime.collectives import communicator
-from ringcoll.runtime.launch import Ranks
-from ringcoll.runtime.machine import TRANSPORT_VARIABLES
+from ringcoll.runtime import TRANSPORT_VARIABLES, Ranks, communicator
 from ringcoll.tools.bench import Meeting, Oracle, alternate, count_wrong, parse_size, summarize
 
 SIZES = (4, 1 << 20, 4 << 20, 16 << 20, 64 << 20)

@@ -21,7 +21,7 @@ from common import Table, environment, introduce, parser, write
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime import Ranks
 from ringcoll.tools.bench import Meeting, alternate, as_size, parse_size, summarize
 from ringcoll.training import BucketedDataParallel, average_gradients
 

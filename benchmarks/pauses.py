@@ -35,7 +35,7 @@ from common import (
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.runtime.rendezvous import serve_store
+from ringcoll.runtime import serve_store
 from ringcoll.training import resilient
 
 _NUM_CALLS = 60

@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from common import Table, busy_loops, environment, introduce, parser, write
 
+from ringcoll.runtime import TRANSPORT_VARIABLES, cores
 from ringcoll.runtime.launch import adopt_ranks
-from ringcoll.runtime.machine import TRANSPORT_VARIABLES, cores
 from ringcoll.schedules import contract
 from ringcoll.tools.bench import (
     LIMITS,

@@ -33,8 +33,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
-from ringcoll.runtime.launch import Ranks
-from ringcoll.runtime.rendezvous import serve_store
+from ringcoll.runtime import Ranks, serve_store
 from ringcoll.training import resilient
 
 _LIMIT = timedelta(seconds=60)

@@ -30,7 +30,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime import Ranks
 from ringcoll.tools.bench import Meeting, alternate, as_size, parse_size, summarize
 from ringcoll.training import ModelStates, ShardedAdamW, model_state_bytes, storage_nbytes
 

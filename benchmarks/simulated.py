@@ -23,7 +23,7 @@ from common import Table, environment, introduce, parser, write
 
 import ringcoll
 from ringcoll.lab.simulation import crossbar
-from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime import Ranks
 from ringcoll.schedules import Schedule, chunks_of_data, tally_of
 from ringcoll.schedules.algorithms import algorithms, schedule_of
 from ringcoll.schedules.cost import Parameters, segment_count

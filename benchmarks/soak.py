@@ -24,7 +24,7 @@ from common import Processes, Table, environment, introduce, parser, shared_memo
 
 import ringcoll
 from ringcoll.errors import GroupChangedError
-from ringcoll.runtime.rendezvous import serve_store
+from ringcoll.runtime import serve_store
 from ringcoll.training import resilient
 
 _LIMIT = timedelta(seconds=60)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from common import Table, environment, introduce, parser, write
 from torch import Tensor, nn
 
-from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime import Ranks
 from ringcoll.tools.bench import Meeting, alternate, summarize
 from ringcoll.training import mlp, tensor_parallel
 

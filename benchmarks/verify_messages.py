@@ -14,7 +14,7 @@ from calls import against, timed
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.runtime.launch import Ranks
+from ringcoll.runtime import Ranks
 from ringcoll.tools.bench import Meeting
 
 TRANSPORTS = ("shared", "gloo")

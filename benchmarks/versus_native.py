@@ -15,8 +15,7 @@ from typing import Any
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.runtime.launch import Ranks
-from ringcoll.runtime.machine import TRANSPORT_VARIABLES
+from ringcoll.runtime import TRANSPORT_VARIABLES, Ranks
 from ringcoll.schedules import contract
 from ringcoll.schedules.algorithms import algorithms
 from ringcoll.tools.bench import BenchRequest, Result, parse_size, speed_against

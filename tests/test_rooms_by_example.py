@@ -21,8 +21,9 @@ ROOMS = [
     for page in sorted(FOLDER.glob("*.md"))
 ]
 FOR_PACKAGE = {
-    *("schedules.ir", "training.backend", "tools.cli"),
-    *(f"runtime.{room}" for room in ("group", "machine", "operation", "transport", "watch")),
+    *("schedules.ir", "runtime", "training.backend", "tools.cli"),
+    *(f"runtime.{room}" for room in ("machine", "process", "rendezvous", "user_files", "tensors")),
+    *(f"runtime.{room}" for room in ("transport", "operation", "watch", "group")),
 }
 """Rooms whose doors are for the other rooms: programs do not import them."""
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

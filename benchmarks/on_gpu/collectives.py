@@ -34,9 +34,7 @@ from benchmarks.on_gpu import mps
 from benchmarks.on_gpu.bandwidth import copy_bandwidth
 from benchmarks.on_gpu.rows import NOT_RUN, Row, Settings, missing
 from ringcoll.errors import RingcollError
-from ringcoll.runtime.collectives import communicator
-from ringcoll.runtime.launch import Ranks
-from ringcoll.runtime.machine import TRANSPORT_VARIABLES
+from ringcoll.runtime import TRANSPORT_VARIABLES, Ranks, communicator
 from ringcoll.runtime.operation import Combine, Layout, Move, Plan, Post, compile_plan
 from ringcoll.schedules.algorithms import find, schedule_of
 from ringcoll.tools.bench import (

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from benchmarks.on_gpu.rows import Row, Settings, missing
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError
-from ringcoll.runtime.launch import Ranks, rendezvous, report
-from ringcoll.runtime.machine import cores
+from ringcoll.runtime import Ranks, cores, report
+from ringcoll.runtime.launch import rendezvous
 from ringcoll.runtime.reduction import TORCH, Engine, Reduction, gpu, premul_sum, resolve
 from ringcoll.tools.bench import DTYPES
 

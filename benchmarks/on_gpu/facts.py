@@ -15,7 +15,8 @@ import torch.distributed as dist
 from benchmarks.on_gpu import mps
 from benchmarks.on_gpu.rows import Row, Settings
 from ringcoll._package import __version__
-from ringcoll.runtime.machine import cores, cpu
+from ringcoll.runtime import cores
+from ringcoll.runtime.machine import cpu
 from ringcoll.runtime.reduction import gpu
 from ringcoll.tools.cli import ask_driver, driver, nccl, output_of, ucx, ucxx
 

@@ -44,11 +44,19 @@ class Engine:
     ) -> Callable[[], object]:
         """Make a function that reduces vectors, from left to right.
 
-        ``into`` are vectors for the total, in the reduction's ``work_dtype``: at least one. The
-        first of them may be one of the first two sources, and overlaps no other source. The sources
-        are in ``work_dtype`` or ``wire_dtype``. ``world_size`` is the number of ranks if the total
-        is complete and is to be finished. ``narrow`` is a vector for the total in ``wire_dtype``;
-        the total itself is then rounded as well.
+        Parameters
+        ----------
+        reduction
+            An operator bound to a dtype.
+        into
+            Vectors for the total, in the reduction's ``work_dtype``: at least one. The first vector
+            may be one of the first two sources, and overlaps no other source.
+        sources
+            Vectors to reduce, in ``work_dtype`` or ``wire_dtype``: at least one.
+        world_size
+            Number of ranks if the total is complete and is to be finished, otherwise ``None``.
+        narrow
+            Vector for the total in ``wire_dtype``; the total itself is then rounded as well.
         """
         target, *copies = into
         total, *others = sources

@@ -205,8 +205,14 @@ def launch_of(
 ) -> Launch | None:
     """Fit a kernel to vectors; ``None`` if one of them is not aligned to its own elements.
 
-    The vectors are flat and contiguous, and have the same number of elements. By the factor, the
-    total is divided or multiplied.
+    Parameters
+    ----------
+    kernel
+        Kernel with any run.
+    into, sources
+        Flat contiguous tensors, all with the same number of elements.
+    factor
+        Number by which the total is divided, or multiplied.
     """
     vectors, numel = (*sources, *into), into[0].numel()
     assert all(vector.numel() == numel for vector in vectors)
@@ -272,10 +278,20 @@ def _in_one_line(error: Exception) -> str:
 
 
 def engine(wanted: str = "auto", device: torch.device | None = None) -> Engine:
-    """The engine that reduces CUDA tensors in this process; CuPy is tried on ``device``.
+    """The engine that reduces CUDA tensors in this process.
 
-    ``wanted`` is ``"cupy"``, ``"torch"``, or ``"auto"``: CuPy where CuPy works, otherwise torch,
-    with a warning. Raises `MissingExtraError` if CuPy is wanted, and cannot be used.
+    Parameters
+    ----------
+    wanted
+        ``"cupy"``, ``"torch"``, or ``"auto"``: CuPy where CuPy works, otherwise torch, with a
+        warning.
+    device
+        Device on which CuPy is tried; by default the current device.
+
+    Raises
+    ------
+    MissingExtraError
+        CuPy is wanted, and cannot be used.
     """
     if wanted in _chosen:
         return _chosen[wanted]
