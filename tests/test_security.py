@@ -77,7 +77,6 @@ ONLY = {
         *(
             f"{room.replace('.', '/')}/__init__"
             for room in DOORS.keys()
-            - {"schedules.algorithms"}
             - {"schedules", "schedules.ir", "lab", "runtime", "training"}  # by `_package`
         ),
     },
