@@ -38,7 +38,7 @@ def lacks(report: str) -> list[str]:
     """What a report lacks to be that of a run of all tests in which none has failed.
 
     >>> lacks('<t><testcase classname="tests.a" name="test_b"><failure/></testcase></t>')[:2]
-    ['tests.a.test_b has failed', 'nothing of tests/backend/test_restarts.py']
+    ['tests.a.test_b has failed', 'nothing of tests/backend/test_announcement.py']
     """
     cases = [*ET.fromstring(report).iter("testcase")]
     failed = [case for case in cases if {child.tag for child in case} & {"failure", "error"}]

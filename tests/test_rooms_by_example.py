@@ -1,4 +1,7 @@
-"""The pages of examples, one for each room that programs import: they run, and no public name is left out."""
+"""The pages of examples, one for each room that programs import: they run, and no public name is left out.
+
+The pages of its rooms count for a wing.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,8 @@ def test_public_names_have_examples(room: str) -> None:
     page = page_of(room)
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# {room}\n")
-    left_out = without_example(importlib.import_module(room), text)
+    in_wing = (other.read_text(encoding="utf-8") for other in FOLDER.glob(f"{page.stem}.*.md"))
+    left_out = without_example(importlib.import_module(room), "\n\n".join([text, *in_wing]))
     assert left_out == []
 
 

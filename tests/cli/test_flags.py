@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ringcoll.tools.bench import OVER_RANKS
-from ringcoll.tools.cli import measuring, train, tune
+from ringcoll.tools.cli import measuring, tune
 from tests.cli.conftest import Run
 
 
@@ -23,7 +23,6 @@ def reached(run: Run, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any
         raise Reached(*arguments)
 
     monkeypatch.setattr(measuring, "on_ranks", stop)
-    monkeypatch.setattr(train, "_run", stop)
     monkeypatch.setattr(tune, "_measure", stop)
     with pytest.raises(Reached) as caught:
         run(*words)
@@ -79,7 +78,7 @@ def test_operators_and_dtypes_in_all_spellings(
 
 
 def test_train(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    request, _ = reached(run, monkeypatch, "train", "--seed", "7", "--lr", "0.25")
+    _, request = reached(run, monkeypatch, "train", "--seed", "7", "--lr", "0.25")
     assert (request.task.seed, request.task.lr) == (7, 0.25)
 
 

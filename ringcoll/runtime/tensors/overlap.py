@@ -101,7 +101,8 @@ def share_memory(tensors: Sequence[Tensor]) -> bool:
 
     Examples
     --------
-    >>> matrix = torch.zeros(5, 4)
+    >>> from torch import zeros
+    >>> matrix = zeros(5, 4)
     >>> share_memory(matrix.unbind(-1)), share_memory([matrix[:, :2], matrix[2:, 1:]])
     (False, True)
     """
