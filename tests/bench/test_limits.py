@@ -22,7 +22,7 @@ from ringcoll.tools.bench import (
     on_rank,
 )
 from ringcoll.tools.cli import cli
-from ringcoll.tools.cli.blocks import limit_lines
+from ringcoll.tools.cli.nccl_tests_table import limit_lines
 
 
 @pytest.mark.parametrize(

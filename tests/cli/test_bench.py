@@ -17,7 +17,6 @@ import torch
 from click.testing import CliRunner
 
 from ringcoll.runtime import launch
-from ringcoll.tools import bench as lab
 from ringcoll.tools.bench import device, oversubscribed, reports
 from ringcoll.tools.cli import cli, measuring
 from ringcoll.tools.cli.app import INTERRUPTED

@@ -1,6 +1,6 @@
 """Pictures of schedules, as SVG and as a page that plays.
 
-Pure, but that the page is read from the package.
+The functions are pure, except that `player` reads its page from the package.
 
 ================  ======================================================================
 `svg`             elements of SVG as text, their colours, and where ranks and switches are drawn

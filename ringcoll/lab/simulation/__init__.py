@@ -38,8 +38,8 @@ where the programs and the network are proved to be alike. `simulate` takes the 
 `texts`          topologies by text: shapes, real machines, graphs of a link a line
 `measured`       what is measured of a group, and the topology that explains it
 `symmetry`       programs that are one, turned, and networks that look the same
-`event_engine`   the engine of events, and links that messages share
-`lockstep`       waves, and the engine of steps, where no link is ever full
+`event_engine`   times of messages that share links: all messages by events
+`lockstep`       times of messages where no link is ever full: all ranks step by step
 `simulate_call`  `simulate`: checks the call, and takes an engine
 `results`        a run's numbers, times, loads and path; the picture, for Perfetto
 ===============  ==========================================================

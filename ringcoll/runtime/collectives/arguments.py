@@ -1,7 +1,7 @@
 """Arguments of the public functions: the checks that one rank can make by itself.
 
-Operators, numbers, algorithms' names and the overlap of memory are checked by the rooms that know
-them.
+Other rooms check operators (`ringcoll.runtime.reduction`), names of algorithms
+(`ringcoll.schedules.algorithms`) and the overlap of memory (`ringcoll.runtime.tensors`).
 
 The checks depend on the arguments, and on the kind of the tensors only: shape, dtype,
 device, strides, places relative to each other. So calls of the same kind are checked once.

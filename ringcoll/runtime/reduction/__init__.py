@@ -10,8 +10,8 @@ signed numbers, or converted to a wider dtype. For bool, SUM and MAX are *or*, P
 
 ==============  =========================================================
 `names`         the names of operators; without torch
-`operators`     operators, and their reductions for each dtype
-`engine`        the engine that computes with torch's operators, and results before a call
+`operators`     operators, and for each dtype the dtype in which it is computed
+`engine`        the engine that computes with torch's operators, also to predict a result
 `gpu`           kernels for CUDA tensors, and the engine that computes with them
 `reproducible`  reductions whose bits depend on the inputs only
 `user_code`     what a function of a user computes, for ranks to compare

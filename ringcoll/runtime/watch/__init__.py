@@ -7,8 +7,8 @@
 `monitor`            looks around when a wait is long, breaks it, tells the cause; compares calls
 `phases`             phases of a step of training, and its waits, in the program's words
 `waits`              says which rank waits long for a message of the user's own
-`flight_recorder`    the state of a process's groups, for a reader outside of the process
-`flight_report`      how processes ask each other for that state; all ranks' states in words
+`flight_recorder`    the state of a process's groups, which ``ringcoll dump`` reads from outside
+`flight_report`      ``ringcoll dump``: processes ask each other for that state; it in words
 ===================  ==========================================================
 """
 

@@ -304,7 +304,7 @@ class Diagnosis:
         return min(waits, key=suspicion, default=None)
 
     def missed(self, running: Running) -> PeerLostError | None:
-        """The loss of a rank that this rank waits for, and that comes to this operation no more."""
+        """An error for an awaited rank that will never come to this operation."""
         if running.is_barrier:
             return None  # the barrier itself names the missing rank
         now, awaited, notices = time.monotonic(), running.peer, self._notices

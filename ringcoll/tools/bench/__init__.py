@@ -11,7 +11,7 @@
 `reports`        measurements as JSON, CSV and sentences, and what they have to be read with
 `plot`           curves, the Pareto front, pictures of training systems; needs matplotlib
 `traced`         a collective, or a trainer, under `ringcoll.trace`
-`tuner`          costs and fastest algorithms, for `ringcoll.runtime.machine.tuning`
+`tuner`          costs and fastest algorithms, for `ringcoll.runtime.user_files.tuning`
 ===============  =============================================================
 
 ::

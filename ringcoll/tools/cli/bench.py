@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-import ringcoll.tools.bench as lab
+import ringcoll.tools.bench as benchmarks
 from ringcoll.runtime.machine import json_text, replace_file
 from ringcoll.runtime.reduction import OPERATORS
 from ringcoll.runtime.transport import catalogue
@@ -15,7 +15,7 @@ from ringcoll.schedules import contract
 from ringcoll.tools.bench import DTYPE_NAMES, LIMITS, NATIVE, OVER_RANKS, as_size
 from ringcoll.tools.cli import comparison, measuring, options
 from ringcoll.tools.cli.app import command
-from ringcoll.tools.cli.blocks import Printer, limit_lines, print_lines
+from ringcoll.tools.cli.nccl_tests_table import Printer, limit_lines, print_lines
 from ringcoll.tools.cli.output import echo, print_csv, print_json
 
 _STEP_OPTIONS = {"stepbytes", "stepfactor"}
@@ -171,7 +171,7 @@ def bench(
         own = (*own, NATIVE)
         sizes = comparison.with_data(collective, settings["dtypes"][0], sizes, world_size)
     named = (*own, *(LIMITS if limits else ()))
-    request = lab.BenchRequest(
+    request = benchmarks.BenchRequest(
         collective,
         tuple(dict.fromkeys(named)),
         sizes,
@@ -188,7 +188,7 @@ def bench(
         raise click.UsageError(f"operator {request.ops[0]} is not defined for {request.dtypes[0]}")
     if (vs or picture) and len(request.workloads) > len(sizes):
         raise click.UsageError("--vs and --picture are for one datatype, operator and root")
-    facts = lab.environment(world_size) | {"transport": catalogue.resolved(device)}
+    facts = benchmarks.environment(world_size) | {"transport": catalogue.resolved(device)}
     printer = Printer(request, facts, streams=not (as_json or as_csv or vs))
     if vs and not (as_json or as_csv) and measuring.is_first_rank():
         comparison.announce(request, facts)
@@ -204,17 +204,17 @@ def bench(
     if vs is not None:
         results.sort(key=lambda result: (result.nbytes, result.contender == NATIVE))
     if printer.devices:  # under a launcher rank 0 has them, and prints
-        everything = lab.document(request, facts, printer.devices, results)
+        everything = benchmarks.document(request, facts, printer.devices, results)
         compared = [result for result in results if result.contender not in LIMITS]
         if picture is not None:
             comparison.draw(compared, picture, facts, request.over_ranks)
         if vs is not None:
             drawn = None if picture is None else str(picture.resolve())
-            everything |= {"findings": list(lab.sentences(compared)), "picture": drawn}
+            everything |= {"findings": list(benchmarks.sentences(compared)), "picture": drawn}
         if as_json:
             print_json(everything)
         elif as_csv:
-            print_csv(list(lab.csv_records(results)))
+            print_csv(list(benchmarks.csv_records(results)))
         elif vs is not None:
             comparison.print_comparison(compared, facts, picture)
             print_lines(limit_lines(results))
@@ -226,5 +226,5 @@ def bench(
             replace_file(file, json_text(everything, indent=2) + "\n")
             if not (as_json or as_csv):
                 echo(f"# Writing JSON output to {file}")
-    if lab.failed(results):
+    if benchmarks.failed(results):
         ctx.exit(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-import ringcoll.tools.bench as lab
+import ringcoll.tools.bench as benchmarks
 from ringcoll.runtime.machine import forced_transport
 from ringcoll.schedules.algorithms import ALIASES
 from ringcoll.tools.bench import (
@@ -48,36 +48,36 @@ def with_data(
     collective: str, dtype: str, sizes: Sequence[int], world_size: int
 ) -> tuple[int, ...]:
     """The sizes at which there is something to move."""
-    workloads = [lab.Workload(collective, nbytes, dtype) for nbytes in sizes]
-    fitting = [each.nbytes for each in workloads if lab.shape(each, world_size).count]
+    workloads = [benchmarks.Workload(collective, nbytes, dtype) for nbytes in sizes]
+    fitting = [each.nbytes for each in workloads if benchmarks.shape(each, world_size).count]
     if not fitting:
         raise click.UsageError("at no size is there an element to move; a barrier has none")
     return tuple(fitting)
 
 
-def _title(workload: lab.Workload) -> str:
-    dtype = str(lab.DTYPES[workload.dtype]).removeprefix("torch.")
+def _title(workload: benchmarks.Workload) -> str:
+    dtype = str(benchmarks.DTYPES[workload.dtype]).removeprefix("torch.")
     op = "" if workload.op in ("none", "sum") else f", {workload.op}"
     return f"{workload.collective} of {dtype}{op}"
 
 
-def announce(request: lab.BenchRequest, facts: dict[str, Any]) -> None:
+def announce(request: benchmarks.BenchRequest, facts: dict[str, Any]) -> None:
     """Say what will be compared."""
-    names = [lab.label(name) for name in request.contenders if name not in LIMITS]
+    names = [benchmarks.label(name) for name in request.contenders if name not in LIMITS]
     if request.scouts:
         names.insert(-1, f"the best of {len(request.scouts)} others")
     about = "" if request.seconds is None else f"; about {request.seconds:.0f} s"
     print_text(
-        f"{_title(request.workloads[0])} on {lab.ran_on(facts)}",
+        f"{_title(request.workloads[0])} on {benchmarks.ran_on(facts)}",
         f"{', '.join(names)}{about}",
         "",
     )
 
 
-def medians(results: Sequence[lab.Result]) -> str:
+def medians(results: Sequence[benchmarks.Result]) -> str:
     """The last medians, for the progress bar."""
     words = "  ".join(
-        f"{lab.label(result.contender)} {time_in_words(result.summary.p50_s)}"
+        f"{benchmarks.label(result.contender)} {time_in_words(result.summary.p50_s)}"
         for result in results
         if result.timed
     )
@@ -91,7 +91,7 @@ _COLUMNS = (
 
 
 def print_comparison(
-    results: Sequence[lab.Result], facts: dict[str, Any], picture: Path | None
+    results: Sequence[benchmarks.Result], facts: dict[str, Any], picture: Path | None
 ) -> None:
     """Print the table, what it says, and where the picture is."""
     print_table(_COLUMNS, grouped(_rows(results)), left=2)
@@ -100,16 +100,16 @@ def print_comparison(
         print_text("+ the best of the rest at its size")
     if any(result.timed and result.summary.few for result in results):
         print_text(f"~ median and spread are {FEW_SAMPLES}")
-    print_text(*lab.oversubscribed(facts["world_size"]), "", *lab.sentences(results))
+    print_text(*benchmarks.oversubscribed(facts["world_size"]), "", *benchmarks.sentences(results))
     if picture is not None:
         echo(f"\n{picture.resolve()}")
 
 
-def _rows(results: Sequence[lab.Result]) -> Iterator[tuple[str, ...]]:
-    table = lab.by_size(results)
+def _rows(results: Sequence[benchmarks.Result]) -> Iterator[tuple[str, ...]]:
+    table = benchmarks.by_size(results)
     for result in results:
         row, first = table.get(result.nbytes, {}), as_size(result.nbytes)
-        name = lab.label(result.contender) + ("+" if result.scouted else "")
+        name = benchmarks.label(result.contender) + ("+" if result.scouted else "")
         if result.timed is None:
             yield (first, name, *"-" * (len(_COLUMNS) - 2))
             continue
@@ -122,19 +122,21 @@ def _rows(results: Sequence[lab.Result]) -> Iterator[tuple[str, ...]]:
             f"{'*' if fastest else ''}{summary.p50_s * 1e6:.1f}",
             spread_in_words(summary),
             f"{result.busbw(summary.p50_s):.4f}",
-            "-" if native is None else f"{lab.speed_against(result, native):.2f}",
+            "-" if native is None else f"{benchmarks.speed_against(result, native):.2f}",
             "-" if result.wrong is None else str(result.wrong),
             str(summary.samples),
         )
 
 
-def draw(results: Sequence[lab.Result], path: Path, facts: dict[str, Any], whose: str) -> None:
+def draw(
+    results: Sequence[benchmarks.Result], path: Path, facts: dict[str, Any], whose: str
+) -> None:
     """Draw times and bandwidths over the size; the times are ``whose``, one of `OVER_RANKS`."""
-    curves: dict[str, list[lab.Result]] = {}
+    curves: dict[str, list[benchmarks.Result]] = {}
     for result in results:
         curves.setdefault(_BEST_OF_REST if result.scouted else result.contender, []).append(result)
     title = (
         f"{_title(results[0].workload)}, {facts['world_size']} processes "
         f"on {facts['cores']} cores, {facts['transport']}: medians, quartiles shaded"
     )
-    lab.save(lab.draw(curves, title, _RANKS_IN_WORDS[whose]), path)
+    benchmarks.save(benchmarks.draw(curves, title, _RANKS_IN_WORDS[whose]), path)

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-import ringcoll.tools.bench as lab
+import ringcoll.tools.bench as benchmarks
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.runtime import launch
 from ringcoll.runtime.launch import adopt_ranks
@@ -46,7 +46,7 @@ def operator(ctx: click.Context, param: click.Parameter, text: str) -> str:
 
 def dtype(ctx: click.Context, param: click.Parameter, text: str) -> str:
     """Read the name of a dtype, as nccl-tests or torch spell it; return that of nccl-tests."""
-    of_torch = {str(dtype): name for name, dtype in lab.DTYPES.items()}
+    of_torch = {str(dtype): name for name, dtype in benchmarks.DTYPES.items()}
     name = of_torch.get(f"torch.{text.removeprefix('torch.')}", text)
     if name not in DTYPE_NAMES:
         raise click.BadParameter(
@@ -227,7 +227,7 @@ def on_ranks(
 
         dist.init_process_group(backend)
         devices: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(devices, lab.device(kind))
+        dist.all_gather_object(devices, benchmarks.device(kind))
         if dist.get_rank() == 0 and on_start is not None:
             on_start(devices)
         with launch.reports_to(on_report):
@@ -237,33 +237,33 @@ def on_ranks(
         return result
     with launch.Ranks(world_size, backend=backend, timeout_s=_OPERATION_S) as ranks:
         if on_start is not None:
-            on_start(ranks.run(lab.device, kind))
+            on_start(ranks.run(benchmarks.device, kind))
         return ranks.run(function, *args, on_report=on_report, timeout_s=RUN_S)[0]
 
 
 def measured(
-    request: lab.BenchRequest,
+    request: benchmarks.BenchRequest,
     world_size: int,
-    advance_text: Callable[[list[lab.Result]], str],
+    advance_text: Callable[[list[benchmarks.Result]], str],
     *,
     first_text: str | None = None,
     shown: bool = True,
-    on_report: Callable[[list[lab.Result]], object] = lambda results: None,
+    on_report: Callable[[list[benchmarks.Result]], object] = lambda results: None,
     on_start: Callable[[list[dict[str, Any]]], object] | None = None,
-) -> list[lab.Result]:
+) -> list[benchmarks.Result]:
     """Measure a request on ranks, with a clock on the terminal that says what was measured last."""
     first_text = first_text or f"starting ranks, then {as_size(request.nbytes[0])}"
     with progress(len(request.workloads), first_text, shown=shown) as advance:
 
-        def reported(results: list[lab.Result]) -> None:
+        def reported(results: list[benchmarks.Result]) -> None:
             advance(advance_text(results))
             on_report(results)
 
-        results: list[lab.Result] = on_ranks(
-            lab.on_rank,
+        results: list[benchmarks.Result] = on_ranks(
+            benchmarks.on_rank,
             request,
             world_size=world_size,
-            backend=lab.default_backend(request.device),
+            backend=benchmarks.default_backend(request.device),
             on_report=reported,
             on_start=on_start,
             kind=request.device,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-import ringcoll.tools.bench as lab
+import ringcoll.tools.bench as benchmarks
 from ringcoll.lab.simulation import Measurements, links_of, topology_of, topology_text
 from ringcoll.runtime.machine import replace_file
 from ringcoll.schedules.cost import in_number
@@ -45,7 +45,7 @@ def probe(
     over the median. Nothing else should run on these hosts meanwhile.
     """
     measured: Measurements = measuring.on_ranks(
-        lab.measurements,
+        benchmarks.measurements,
         None,
         seconds,
         world_size=measuring.ranks_to_use(ranks, 4),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-import ringcoll.tools.bench as lab
+import ringcoll.tools.bench as benchmarks
 from ringcoll import training
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.lab.pictures import last_run, overlap_picture, player_page, time_picture
@@ -144,8 +144,8 @@ def trace(
         task = usual_task([what])
         training.check_trainer(what, task, world_size, training.Gradients(name))
         summary = measuring.on_ranks(
-            lab.trace_training_on_rank,
-            lab.TrainerTraceRequest(
+            benchmarks.trace_training_on_rank,
+            benchmarks.TrainerTraceRequest(
                 what, task, training.Gradients(name), **target, modules=modules
             ),
             world_size=world_size,
@@ -166,8 +166,8 @@ def trace(
         name, modules = _algorithm(what, algorithm, world_size)
         measuring.check_memory(nbytes, world_size)
         op = op if contract(what).reduces else "none"
-        workload = lab.Workload(what, nbytes, dtype, op, (root or 0) if has_root else -1)
-        request = lab.TraceRequest(
+        workload = benchmarks.Workload(what, nbytes, dtype, op, (root or 0) if has_root else -1)
+        request = benchmarks.TraceRequest(
             workload,
             name,
             **target,
@@ -176,7 +176,7 @@ def trace(
             modules=modules,
         )
         summary = measuring.on_ranks(
-            lab.trace_on_rank, request, world_size=world_size, backend="gloo"
+            benchmarks.trace_on_rank, request, world_size=world_size, backend="gloo"
         )
         if not summary:
             return
@@ -188,13 +188,13 @@ def trace(
         columns = ["rank", "operations", "total", *_SHARES, "sent", "received", "messages"]
         rows = _call_rows(summary["ranks"])
     if as_json:
-        facts = {"environment": lab.environment(world_size), "file": str(file.absolute())}
+        facts = {"environment": benchmarks.environment(world_size), "file": str(file.absolute())}
         print_json(facts | summary)
         return
     echo(
         f"{title} on {world_size} ranks over {summary['transport']}, {times} {unit} after {warmup}"
     )
-    print_text(*lab.oversubscribed(world_size), "")
+    print_text(*benchmarks.oversubscribed(world_size), "")
     print_table(columns, rows, left=2)
     worst = max(summary["clocks"], key=lambda clock: float(clock["uncertainty_us"]))
     opened = "" if is_picture else ": open it in https://ui.perfetto.dev or chrome://tracing"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-import ringcoll.tools.bench as lab
+import ringcoll.tools.bench as benchmarks
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime import launch
 from ringcoll.runtime.user_files import UserModule
@@ -73,7 +73,11 @@ class Contender(NamedTuple):
         if self.algorithm is None:
             return "native"
         takes_algorithm = self.entry.takes_algorithm
-        return f"{self.trainer}, {lab.label(self.algorithm)}" if takes_algorithm else self.trainer
+        return (
+            f"{self.trainer}, {benchmarks.label(self.algorithm)}"
+            if takes_algorithm
+            else self.trainer
+        )
 
 
 NATIVE_TRAINER = Contender("torch-ddp")
@@ -171,10 +175,10 @@ class TrainingResult:
     end: Comparison
 
     @cached_property
-    def summary(self) -> lab.Summary:
+    def summary(self) -> benchmarks.Summary:
         """Statistics of the times of the steps; the first epoch, which warms up, is left out."""
         warm = len(self.steps_s) // len(self.epochs) if len(self.epochs) > 1 else 0
-        return lab.summarize(self.steps_s[warm:])
+        return benchmarks.summarize(self.steps_s[warm:])
 
     def tolerances(self, request: TrainingRequest) -> tuple[float, float]:
         """Limits on the difference from the native run, after the first step and at the end.
@@ -339,7 +343,7 @@ def train_on_rank(request: TrainingRequest) -> list[TrainingResult]:
 
     for module in request.modules:
         module.load()
-    meeting = lab.Meeting()
+    meeting = benchmarks.Meeting()
     checks = dist.new_group(backend="gloo")  # its messages are not counted
     contenders = [contender for contender in request.contenders if contender != NATIVE_TRAINER]
     runs = [_ContenderOnRank(request, contender) for contender in [*contenders, NATIVE_TRAINER]]
@@ -361,7 +365,7 @@ def train_on_rank(request: TrainingRequest) -> list[TrainingResult]:
     return results
 
 
-def _compare(runs: Sequence[_ContenderOnRank], meeting: lab.Meeting) -> list[TrainingResult]:
+def _compare(runs: Sequence[_ContenderOnRank], meeting: benchmarks.Meeting) -> list[TrainingResult]:
     """The results of rank 0, on every rank; the native run is the last one."""
     ends = [_flat(run.trainer.whole()) for run in runs]
     slowest = meeting.over_ranks([run.steps_s for run in runs], "max")
@@ -392,7 +396,7 @@ def _compare(runs: Sequence[_ContenderOnRank], meeting: lab.Meeting) -> list[Tra
 
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return lab.summarize(known).p50_s if known else None
+    return benchmarks.summarize(known).p50_s if known else None
 
 
 # --- the command ------------------------------------------------------------------------
@@ -518,7 +522,7 @@ def train(
     request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
     for contender in contenders:  # before ranks are started
         check_trainer(contender.trainer, task, world_size, request.gradients(contender))
-    facts = lab.environment(world_size) | {"transport": transport}
+    facts = benchmarks.environment(world_size) | {"transport": transport}
     printing = measuring.is_first_rank()
     if printing and not as_json:
         _announce(request, facts)
@@ -552,7 +556,7 @@ def train(
         )
     elif printing:
         _print(results)
-        print_text("", *lab.oversubscribed(world_size))
+        print_text("", *benchmarks.oversubscribed(world_size))
         print_text("", *(wrong or findings))
     if printing and picture is not None:
         _draw_losses(results, picture)
@@ -580,7 +584,7 @@ def _announce(request: TrainingRequest, facts: dict[str, Any]) -> None:
     print_text(
         f"{model} on {count} {data}, {count // (world_size * task.batch)} steps an epoch of "
         f"{world_size} x {task.batch}, {task.optimizer} with learning rate {task.lr:g}",
-        f"{request.backend}: {lab.ran_on(facts)}",
+        f"{request.backend}: {benchmarks.ran_on(facts)}",
         "",
     )
 
@@ -642,7 +646,7 @@ def loss_curves(
     if len(panels) != 2:
         raise ArgumentError("one for steps, one for time", "panels", "2 axes", len(panels))
     over_steps, over_time = panels
-    looks = lab.styles(list(curves))
+    looks = benchmarks.styles(list(curves))
     for name, points in curves.items():
         every = max(1, len(points) // _MOST_MARKERS)
         look = looks[name] | {"markersize": 4, "linewidth": 1.5, "markevery": every}
@@ -671,4 +675,4 @@ def _draw_losses(results: Sequence[TrainingResult], path: Path) -> None:
             for result in results
         },
     )
-    lab.save(figure, path)
+    benchmarks.save(figure, path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-import ringcoll.tools.bench as lab
+import ringcoll.tools.bench as benchmarks
 from ringcoll.runtime import launch, user_files
 from ringcoll.runtime.machine import tuning_file
 from ringcoll.runtime.transport import catalogue
@@ -108,19 +108,19 @@ def tune(
         user_files.read_tables(path)  # raises if the file is something else
     world_size = ranks or 4
     measuring.check_memory(maxbytes, world_size, device)
-    plan = lab.tuner.TuningPlan(collectives, sizes, seconds, device=device)
+    plan = benchmarks.tuner.TuningPlan(collectives, sizes, seconds, device=device)
     if algorithms is not None:
         chosen, modules = _chosen(algorithms, collectives, world_size)
         plan = replace(plan, algorithms=chosen, modules=modules)
-    facts = lab.environment(world_size) | {"transport": transport}
+    facts = benchmarks.environment(world_size) | {"transport": transport}
     if not as_json:
-        print_text(f"{lab.ran_on(facts)}; about {seconds:.0f} s", "")
+        print_text(f"{benchmarks.ran_on(facts)}; about {seconds:.0f} s", "")
     costs, results = _measure(plan, world_size, transport)
     table = Table(
         transport=transport, world_size=world_size, parameters=costs, source=MEASURED, device=device
     )
-    findings = lab.tuner.findings(results, table)
-    table = replace(table, tuned=lab.tuner.rules_from(findings, world_size, device=device))
+    findings = benchmarks.tuner.findings(results, table)
+    table = replace(table, tuned=benchmarks.tuner.rules_from(findings, world_size, device=device))
     import torch  # here, as pages of help need no torch
 
     tuned = user_files.Tuned.now(table, torch=torch.__version__, seconds=seconds)
@@ -169,16 +169,16 @@ def _chosen(
 
 
 def _measure(
-    plan: lab.tuner.TuningPlan, world_size: int, transport: str
-) -> tuple[Parameters, list[lab.Result]]:
-    total = sum(map(len, lab.tuner.workloads(plan, world_size).values()))
+    plan: benchmarks.tuner.TuningPlan, world_size: int, transport: str
+) -> tuple[Parameters, list[benchmarks.Result]]:
+    total = sum(map(len, benchmarks.tuner.workloads(plan, world_size).values()))
     with (
         progress(total, "starting ranks") as advance,
         launch.Ranks(world_size, timeout_s=_START_S) as ranks,
     ):
-        costs: Parameters = ranks.run(lab.tuner.costs_on_rank, transport, plan.device)[0]
-        results: list[lab.Result] = ranks.run(
-            lab.tuner.time_on_rank,
+        costs: Parameters = ranks.run(benchmarks.tuner.costs_on_rank, transport, plan.device)[0]
+        results: list[benchmarks.Result] = ranks.run(
+            benchmarks.tuner.time_on_rank,
             replace(plan, costs=costs),
             on_report=lambda results: advance(
                 f"{results[0].workload.collective} of {as_size(results[0].nbytes)}"
@@ -188,20 +188,20 @@ def _measure(
     return costs, results
 
 
-def _print_tuning(table: Table, findings: list[lab.tuner.Finding], path: Path) -> None:
+def _print_tuning(table: Table, findings: list[benchmarks.tuner.Finding], path: Path) -> None:
     columns = ("collective", "size", "fastest", "median", "model", "ratio")
     print_table(columns, grouped(map(_finding_row, findings)), left=3)
     if any(finding.few for finding in findings):
         print_text(f"~ medians are {FEW_SAMPLES}")
     print_costs(table.parameters)
-    print_text(*lab.oversubscribed(table.world_size))
+    print_text(*benchmarks.oversubscribed(table.world_size))
     echo("\nrules:" if table.tuned else "\nno rules: the model is as good")
     for rule in table.tuned:
         echo(f"  {rule}")
     echo(f"\n{path.resolve()}")
 
 
-def _finding_row(finding: lab.tuner.Finding) -> tuple[str, ...]:
+def _finding_row(finding: benchmarks.tuner.Finding) -> tuple[str, ...]:
     return (
         finding.collective,
         as_size(finding.nbytes),

@@ -20,8 +20,8 @@ A piece that several peers get lies in one place, which is written once. A recei
 message of one piece where it came (*lent*), but for the last of the places that its sender may fill
 for it: so messages always come through.
 
-For the kernel to find the sender's pages takes time for each page: from which length on that costs
-less than a second copy is another number on each machine, which groups measure
+The kernel needs time to find each of the sender's pages. From some length on that time is shorter
+than a second copy takes; the length differs from machine to machine, and groups measure it
 (`Transport.direct_from`).
 
 A rank that writes for a sleeping peer rings the peer's bell: each ring is another number, so that

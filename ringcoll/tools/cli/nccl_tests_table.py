@@ -1,4 +1,4 @@
-"""The table of nccl-tests, for programs that read theirs.
+"""The table that nccl-tests prints, for programs that read the tables of nccl-tests.
 
 A block is the output of a run of nccl-tests: header, lines, footer. Each contender has a
 block, although the contenders were measured side by side.
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import ringcoll.tools.bench as lab
+import ringcoll.tools.bench as benchmarks
 from ringcoll.tools.bench import FEW_SAMPLES, as_size, time_in_words
 from ringcoll.tools.cli.output import echo
 
@@ -18,7 +18,9 @@ from ringcoll.tools.cli.output import echo
 class Printer:
     """Prints blocks: line by line if there is only one block, otherwise at the end."""
 
-    def __init__(self, request: lab.BenchRequest, facts: dict[str, Any], *, streams: bool) -> None:
+    def __init__(
+        self, request: benchmarks.BenchRequest, facts: dict[str, Any], *, streams: bool
+    ) -> None:
         self.request, self.facts = request, facts
         self.devices: list[dict[str, Any]] = []
         self.streams = streams and len(request.contenders) == 1
@@ -30,12 +32,12 @@ class Printer:
             print_lines(preamble(self.request, self.facts, devices))
             print_lines(header(*self.request.contenders))
 
-    def results(self, results: list[lab.Result]) -> None:
+    def results(self, results: list[benchmarks.Result]) -> None:
         """Take the results of one size."""
         if self.streams:
             print_lines(map(line, results))
 
-    def end(self, results: list[lab.Result]) -> None:
+    def end(self, results: list[benchmarks.Result]) -> None:
         """Take all results."""
         if not self.streams:
             print_lines(preamble(self.request, self.facts, self.devices))
@@ -81,7 +83,7 @@ def _number(value: float, width: int) -> str:
 
 
 def preamble(
-    request: lab.BenchRequest, facts: dict[str, Any], devices: Sequence[dict[str, Any]]
+    request: benchmarks.BenchRequest, facts: dict[str, Any], devices: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
     """The lines before the first block."""
     sizes, step = request.nbytes, "0(bytes)"
@@ -98,7 +100,7 @@ def preamble(
     )
     yield f"# time: median, {_OVER_RANKS[request.over_ranks]}"
     yield _BLOCKING[request.blocking]
-    for warning in lab.oversubscribed(facts["world_size"]):
+    for warning in benchmarks.oversubscribed(facts["world_size"]):
         yield f"# {warning}"
     yield "#"
     yield "# Using devices"
@@ -124,7 +126,7 @@ def header(contender: str) -> Iterator[str]:
         yield f"# {'  '.join(row)}".rstrip()
 
 
-def line(result: lab.Result) -> str:
+def line(result: benchmarks.Result) -> str:
     """One line of a block."""
     workload = result.workload
     return (
@@ -134,7 +136,7 @@ def line(result: lab.Result) -> str:
     )
 
 
-def _half(result: lab.Result, timing: lab.Timing | None) -> str:
+def _half(result: benchmarks.Result, timing: benchmarks.Timing | None) -> str:
     time = algbw = busbw = wrong = "N/A"
     if timing is not None and timing.samples_s:
         median = timing.summary.p50_s
@@ -144,23 +146,23 @@ def _half(result: lab.Result, timing: lab.Timing | None) -> str:
     return f"  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}"
 
 
-def footer(request: lab.BenchRequest, results: Sequence[lab.Result]) -> Iterator[str]:
+def footer(request: benchmarks.BenchRequest, results: Sequence[benchmarks.Result]) -> Iterator[str]:
     """The last lines of a block."""
-    wrong = lab.wrong_in(results)
+    wrong = benchmarks.wrong_in(results)
     for reason in dict.fromkeys(result.refused for result in results if result.refused):
         yield f"# not available: {reason}"
-    few = sum(timing.summary.few for _, _, timing in lab.timings(results))
+    few = sum(timing.summary.few for _, _, timing in benchmarks.timings(results))
     if few:
         yield f"# {'Few samples':20} : {few} medians are {FEW_SAMPLES}"
     yield f"# {'Out of bounds values':20} : {wrong} {'FAILED' if wrong else 'OK'}"
-    yield f"# {'Avg bus bandwidth':20} : {lab.average_busbw(results):g} "
+    yield f"# {'Avg bus bandwidth':20} : {benchmarks.average_busbw(results):g} "
     yield "#"
     yield f"# Collective test concluded: {request.collective}"
 
 
-def limit_lines(results: Sequence[lab.Result]) -> Iterator[str]:
+def limit_lines(results: Sequence[benchmarks.Result]) -> Iterator[str]:
     """The lines below the blocks: the limits of each size, and how near each contender comes."""
-    for row in lab.efficiencies(results):
+    for row in benchmarks.efficiencies(results):
         shares = ", ".join(f"{name} {value:.2f}" for name, value in row.of.items())
         yield (
             f"# {as_size(row.nbytes)}: exchange {time_in_words(row.exchange_s)} + add "

@@ -17,7 +17,7 @@ from ringcoll.tools.bench import (
     document,
     environment,
 )
-from ringcoll.tools.cli import blocks
+from ringcoll.tools.cli import nccl_tests_table
 
 DEVICE = {
     "rank": 0, "group": 0, "pid": 1234, "hostname": "host", "device": 0, "device_kind": "cpu",
@@ -41,14 +41,14 @@ def result(out_of_place=2943.25, in_place=2953.54, wrong=0, **changes):
 
 
 def test_the_published_line():
-    assert " ".join(blocks.line(result()).split()) == (
+    assert " ".join(nccl_tests_table.line(result()).split()) == (
         "33554432 8388608 float sum -1 2943.25 11.40 11.40 0 2953.54 11.36 11.36 0"
     )
 
 
 def test_columns_stand_under_their_names():
-    names, units = list(blocks.header("ring"))[-2:]
-    line = blocks.line(result())
+    names, units = list(nccl_tests_table.header("ring"))[-2:]
+    line = nccl_tests_table.line(result())
     ends = [match.end() for match in re.finditer(r"\S+", line)]
     assert names.startswith("# ")
     assert [match.end() for match in re.finditer(r"\S+", names[1:])] == [end - 1 for end in ends]
@@ -62,11 +62,11 @@ def test_columns_stand_under_their_names():
 def test_a_script_for_nccl_tests_reads_a_block():
     request = BenchRequest("all_reduce", ("ring",), (33554432,))
     lines = [
-        *blocks.preamble(request, environment(2), [DEVICE]),
-        *blocks.header("ring"),
-        blocks.line(result()),
-        blocks.line(result(in_place=None)),
-        *blocks.footer(request, [result(), result(in_place=None)]),
+        *nccl_tests_table.preamble(request, environment(2), [DEVICE]),
+        *nccl_tests_table.header("ring"),
+        nccl_tests_table.line(result()),
+        nccl_tests_table.line(result(in_place=None)),
+        *nccl_tests_table.footer(request, [result(), result(in_place=None)]),
     ]
     data = [line.split() for line in lines if not line.startswith("#")]
     assert [len(row) for row in data] == [13, 13]
@@ -82,7 +82,11 @@ def test_a_script_for_nccl_tests_reads_a_block():
 def test_steps_are_named():
     def step(*sizes):
         request = BenchRequest("all_reduce", ("ring",), sizes)
-        (line,) = (line for line in blocks.preamble(request, environment(2), []) if "step" in line)
+        (line,) = (
+            line
+            for line in nccl_tests_table.preamble(request, environment(2), [])
+            if "step" in line
+        )
         return re.findall(r"step: (\S+)", line)[0]
 
     assert step(8) == "0(bytes)"
@@ -94,16 +98,18 @@ def test_steps_are_named():
 def test_wrong_elements_fail():
     request = BenchRequest("all_reduce", ("ring",), (33554432,))
     bad = result(wrong=3)
-    assert blocks.line(bad).split()[8::4] == ["3", "3"]
-    assert "# Out of bounds values : 6 FAILED" in list(blocks.footer(request, [bad, result()]))
+    assert nccl_tests_table.line(bad).split()[8::4] == ["3", "3"]
+    assert "# Out of bounds values : 6 FAILED" in list(
+        nccl_tests_table.footer(request, [bad, result()])
+    )
 
 
 def test_what_was_not_checked_or_refused_is_no_number():
-    assert blocks.line(result(wrong=None)).split()[8::4] == ["N/A", "N/A"]
+    assert nccl_tests_table.line(result(wrong=None)).split()[8::4] == ["N/A", "N/A"]
     refused = result(None, None, refused="no such dtype")
-    assert blocks.line(refused).split()[5:] == ["N/A"] * 8
+    assert nccl_tests_table.line(refused).split()[5:] == ["N/A"] * 8
     request = BenchRequest("all_reduce", ("native",), (33554432,))
-    assert "# not available: no such dtype" in list(blocks.footer(request, [refused]))
+    assert "# not available: no such dtype" in list(nccl_tests_table.footer(request, [refused]))
     assert average_busbw([refused]) == 0
 
 
@@ -119,7 +125,7 @@ def test_what_was_not_checked_or_refused_is_no_number():
     ],
 )
 def test_numbers_fit_their_column(value, width, text):
-    written = blocks._number(value, width)
+    written = nccl_tests_table._number(value, width)
     assert written.strip() == text
     assert len(written) == width
 
@@ -181,7 +187,9 @@ def test_samples_and_sizes_of_a_record_are_those_of_the_run() -> None:
         "iterations_per_sample": 5,
         "times_us": pytest.approx([1.0, 2.0, 3.0, 6.0]),
     }  # fmt: skip
-    (line,) = (line for line in blocks.preamble(request, environment(2), []) if "step" in line)
+    (line,) = (
+        line for line in nccl_tests_table.preamble(request, environment(2), []) if "step" in line
+    )
     assert "minBytes 8 maxBytes 4096 " in line
 
 
