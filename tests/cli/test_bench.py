@@ -17,6 +17,7 @@ import torch
 from click.testing import CliRunner
 
 from ringcoll.runtime import launch
+from ringcoll.tools import bench
 from ringcoll.tools.bench import device, oversubscribed, reports
 from ringcoll.tools.cli import cli, measuring
 from ringcoll.tools.cli.app import INTERRUPTED
@@ -96,7 +97,7 @@ class TestBench:
         assert sizes() == [8, 16]  # by factors of 2, where nccl-tests' step of 1 MiB leaves one
 
     def test_a_wrong_algorithm_ends_in_status_1(self, monkeypatch):
-        for module in (benchmarks, reports):  # the door takes what the room has
+        for module in (bench, reports):  # the door takes what the room has
             monkeypatch.setattr(module, "wrong_in", lambda results: 5)
         result = call("bench", "barrier", "-k", "2", "-n", "1")
         assert result.exit_code == 1
