@@ -134,7 +134,7 @@ class Fit:
     Parameters
     ----------
     collective, topology
-        What was fitted.
+        The collective and the topology that were fitted.
     ranges
         The winner of each range of sizes: of 0 bytes to any number, or of those around the sizes
         that were asked for.

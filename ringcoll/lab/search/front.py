@@ -77,7 +77,7 @@ class SearchedFront:
     Parameters
     ----------
     collective, topology
-        What was searched for.
+        The collective and the topology for which schedules were searched.
     points
         The schedules; those of the exact search with more and more steps and fewer rounds.
     impossible

@@ -558,8 +558,8 @@ def share(what: What) -> What:
         message of ``isend`` or ``irecv`` uses it that nobody has waited for. Nothing was moved.
     SharingError
         There is too little memory, for a single tensor of ``/dev/shm``, or a quarter of the files
-        that the process may open are such memory already. What has moved before stays there; no
-        value has changed.
+        that the process may open are such memory already. Tensors that have moved before stay
+        there; no value has changed.
 
     Examples
     --------

@@ -66,7 +66,7 @@ class _Pickler(pickle.Pickler):
 def pickled(value: object, pickler: Any = _Pickler) -> bytes:
     """Write a value for ``pickle.loads``, which shares no memory with the value.
 
-    What torch 2.13 itself pickles of tensors of newer dtypes (uint16, float8) cannot be read back.
+    torch 2.13 cannot read back its own pickles of tensors of newer dtypes (uint16, float8).
     ``pickler`` is a class such as cloudpickle's ``Pickler``, for values that only that can pickle.
     """
     table = {**pickler.dispatch_table, torch.UntypedStorage: _reduced}

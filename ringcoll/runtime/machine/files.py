@@ -73,10 +73,9 @@ def text_of(file: IO[bytes]) -> str:
 def replace_file(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a draft beside a file, and put the draft in the file's place at once.
 
-    What is no regular file, such as ``/dev/stdout`` or a pipe with a reader, is written to as it
-    is. Of ``mode``,
-    the ``umask`` takes away what it says. An ``OSError`` names the file; the draft is gone then,
-    and the file as before.
+    A path that is no regular file, such as ``/dev/stdout`` or a pipe with a reader, is written to
+    directly. The ``umask`` applies to ``mode``. An ``OSError`` names the file; the draft is deleted
+    then, and the file is as before.
     """
     data = content.encode() if isinstance(content, str) else content
     # A name of its own: the file's name may be as long as a name can be.

@@ -229,7 +229,7 @@ class Words:
     ``lengths`` are the elements of each block, if only its two ends know its length: blocks are
     numbered source * world_size + destination. It is ``None`` if the description has all lengths;
     the description is ``None`` until the operation is resolved. ``request`` is that of an
-    operation, for who asks why it ran so.
+    operation, and explains why the operation ran so.
     """
 
     name: str

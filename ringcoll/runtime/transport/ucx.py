@@ -548,7 +548,7 @@ class UcxTransport(Transport):
             if endpoint.alive and (is_broken or peer in self._ended):
                 with contextlib.suppress(self._ucx.UCXError):
                     endpoint.close()
-        # What is not closed by then is waited for without end when the worker goes.
+        # When the worker goes, it waits without end for endpoints that are not closed by then.
         deadline = time.monotonic() + (_CLOSING_S if is_broken or self._ended else 0.0)
         self._progress()
         while time.monotonic() < deadline:
