@@ -410,8 +410,8 @@ def _predictable(collective: str, world_size: int) -> list[Algorithm]:
 def preferred(rows: Sequence[Prediction], costs: Parameters) -> Prediction:
     """Of `predictions`, the first, or one as good to the model that has at most half of its waits.
 
-    The cost of a wait varies most, with everything else that the processors do: if a wait cost twice
-    as much, the algorithm with half of the waits would be faster.
+    The cost of a wait varies most, with everything else that the processors do: if a wait cost
+    twice as much, the algorithm with half of the waits would be faster.
     """
     first, wait_s = rows[0], max(costs.alpha_s, costs.crowded_alpha_s)
 
