@@ -1,7 +1,7 @@
 """Pipelines: idle time against theory, activations, and 1F1B against torch's own.
 
 An MLP of equal layers trains on k ranks that are processes, over gloo. Each schedule runs in
-``ringcoll.training.pipeline.Pipeline``; torch's is ``Schedule1F1B`` of
+``ringcoll.training.Pipeline``; torch's is ``Schedule1F1B`` of
 ``torch.distributed.pipelining``. A step is forward and backward of a batch; all contenders take
 turns in one run, and first show that they have the same gradients.
 

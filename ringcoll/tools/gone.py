@@ -97,6 +97,8 @@ _GONE = {
     "nesterov=True)",
     "training.gap_table": "call spectral_gap for each number of ranks",
     "training.interleaved": _PIPELINES,
+    "training.pipeline.Pipeline": "ringcoll.training.Pipeline",
+    "training.pipeline.PipelineReport": "ringcoll.training.PipelineReport",
     "training.vocabulary_loss": "tensor_parallel returns all scores: use next_token_loss",
     "training.zero_bubble": _PIPELINES,
 }

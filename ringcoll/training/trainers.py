@@ -192,7 +192,6 @@ def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) 
         require(needed in (None, chosen), argument, f"{name} needs another", needed, chosen)
     can_run = gradients.algorithm is not None or name == "torch-ddp"
     require(can_run, "algorithm", f"{name} does not average natively", "an algorithm", None)
-    task.epoch(0, world_size)  # raises if there are too few samples for a step
     entry.check(task, option, world_size)
 
 

@@ -365,7 +365,7 @@ def names_of(group: dist.ProcessGroup | None) -> Names:
 
 
 def _life_at(store: dist.Store, world_size: int) -> str:
-    """As `life`, for a group of torch that is connected; empty if its backend is not gloo.
+    """As `fresh_group_name`, for a connected group of torch; empty if its backend is not gloo.
 
     Nobody is waited for: the addresses that gloo writes into the store differ from life to life.
     """

@@ -449,10 +449,8 @@ class Communicator:
         except BaseException as raised:  # noqa: BLE001  # see above
             error = raised
             self._break_off(raised, item.timeout_s)
-        item.tensors, item.following = (
-            (),
-            (),
-        )  # a thread that waits may count on their memory being free
+        # A thread that waits may count on the tensors' memory being free.
+        item.tensors, item.following = (), ()
         interrupt = None
         if not isinstance(error, Exception | None):
             if threading.current_thread() not in self._queue.threads:

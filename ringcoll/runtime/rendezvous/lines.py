@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import socket
 import threading
@@ -44,11 +45,11 @@ def listening(host: str) -> socket.socket:
     return server
 
 
-def accepted(server: socket.socket) -> list[socket.socket]:
-    """The connections that have come to a socket; they do not block."""
+def accepted(server: socket.socket, most: float = math.inf) -> list[socket.socket]:
+    """The connections that have come to a socket, or ``most`` of them; they do not block."""
     connections: list[socket.socket] = []
     with contextlib.suppress(OSError):  # mostly as no more have come
-        while len(connections) < _BACKLOG:
+        while len(connections) < most:
             connections.append(server.accept()[0])
             connections[-1].setblocking(False)
     return connections
@@ -163,7 +164,7 @@ class Lines:
         """Take the lines that others have made, and let go of those that were cut."""
         for line in self._lines.values():
             line.drop()
-        waiting, self._strangers = [*self._strangers, *accepted(self._server)], []
+        waiting, self._strangers = [*self._strangers, *accepted(self._server, STRANGERS)], []
         for connection in waiting:
             try:
                 address = _address_in(connection.recv(_HELLO))

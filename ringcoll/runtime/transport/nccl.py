@@ -246,7 +246,7 @@ class NcclTransport(Transport):
     def _check_gpus(self, gpus: Sequence[str]) -> None:
         """Refuse ranks that share a GPU, on all ranks, before NCCL does with less words."""
         for shared, count in Counter(gpus).items():
-            if shared and count > 1:
+            if self._gpu and shared and count > 1:
                 ranks = ", ".join(str(peer) for peer, other in enumerate(gpus) if other == shared)
                 raise TransportError(
                     f"rank {self.rank}: ranks {ranks} share one GPU ({shared}), over which NCCL "

@@ -486,8 +486,9 @@ class UcxTransport(Transport):
         endpoint = self._endpoints.get(peer)  # not made yet while a lower rank connects
         error: TransportError | None = None
         if self._aborted or self._peer_gave_up():
-            error = PeerLostError("the connection was broken", peer=peer)
-        elif peer in self._ended:
+            self._give_up()  # `close` may have completed the request, by cancelling it
+            raise PeerLostError("the connection was broken", peer=peer)
+        if peer in self._ended:
             self._progress()  # its last messages may still be on their way
             error = PeerLostError(f"the process of rank {peer} has ended", peer=peer)
         elif peer in self._far and endpoint is not None and not endpoint.alive:
@@ -497,7 +498,10 @@ class UcxTransport(Transport):
             error = CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
         if error is not None and not request.completed:  # it may have come before the end
             self._give_up()
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or its traceback keeps this frame, and the frame keeps it
 
     def _wake(self) -> None:
         self._aborted = True
@@ -533,7 +537,7 @@ class UcxTransport(Transport):
     def _progress(self) -> None:
         """Move messages on, for what is on its way to come here or to leave."""
         for _ in range(_MOVES):
-            self._worker.progress()
+            self.move()
 
     def _let_go(self, *, is_broken: bool) -> None:
         """Close the endpoints whose peers may not be there any more.

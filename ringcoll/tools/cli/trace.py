@@ -142,6 +142,7 @@ def trace(
                 raise click.UsageError(f"the trainer {what} cannot use {param.opts[-1]}")
         name, modules = _algorithm("all_reduce", algorithm, world_size)
         task = usual_task([what])
+        task.epoch(0, world_size)  # raises if there are too few samples for a step
         training.check_trainer(what, task, world_size, training.Gradients(name))
         summary = measuring.on_ranks(
             benchmarks.trace_training_on_rank,

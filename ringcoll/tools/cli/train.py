@@ -520,6 +520,7 @@ def train(
         contender for trainer in trainers for contender in _contenders(trainer, algorithms, backend)
     )
     request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
+    task.epoch(0, world_size)  # raises if there are too few samples for a step
     for contender in contenders:  # before ranks are started
         check_trainer(contender.trainer, task, world_size, request.gradients(contender))
     facts = benchmarks.environment(world_size) | {"transport": transport}

@@ -20,7 +20,6 @@ from ringcoll.runtime.collectives import OwnGroup, as_group, share_for
 from ringcoll.runtime.collectives import functions as api
 from ringcoll.runtime.reduction import Reproducible
 from ringcoll.schedules import Schedule
-from ringcoll.training.backend import ProcessGroup
 from ringcoll.training.data.averages import Weighing, average_op
 
 
@@ -103,6 +102,8 @@ def data_parallel(module: nn.Module, group: OwnGroup, **options: Any) -> Distrib
     DistributedDataParallel
         The module, to be called as any other.
     """
+    from ringcoll.training.backend import ProcessGroup  # most programs with a hook have their own
+
     alone = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=group.communicator.timeout_s))
     # torch lays its buckets out anew after a rank's first step, unless it looks for unused
     # parameters. A new rank's buckets would be others than those of the ranks before it.

@@ -538,7 +538,10 @@ class SharedTransport(Transport):
             error = CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
         if error is not None and not message.look():  # it may have come before the end
             self._give_up()
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or its traceback keeps this frame, and the frame keeps it
 
     def _give_up(self) -> None:
         """Tell the peers that this rank's memory must not be trusted any more."""
