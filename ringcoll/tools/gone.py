@@ -77,7 +77,8 @@ _GONE = {
     },
     "tools.bench.BUCKET_BYTES": "a TrainingRequest of ringcoll.tools.cli.train has it",
     "tools.bench.EPOCHS": "a TrainingRequest of ringcoll.tools.cli.train has it",
-    "tools.bench.check_fit": "call ringcoll.training.check_trainer for each contender",
+    "tools.bench.check_fit": "call task.epoch(0, ranks), and ringcoll.training.check_trainer for "
+    "each contender",
     "tools.bench.draw_losses": "draw ringcoll.tools.cli.train.loss_curves into a figure",
     "tools.bench.peers": "the comparison with MPI is benchmarks/peers.py of the source tree",
     "tools.bench.tolerances": "TrainingResult of ringcoll.tools.cli.train has tolerances",

@@ -183,7 +183,7 @@ def find_trainer(name: str) -> tuple[TrainerEntry, str]:
 def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) -> None:
     """Raise `ArgumentError` unless a trainer can train a task on so many ranks.
 
-    It may need another model or optimizer or more samples, be unable to split the model or the
+    It may need another model or optimizer, be unable to split the model or the
     batch, or be unable to average gradients natively.
     """
     entry, option = find_trainer(name)

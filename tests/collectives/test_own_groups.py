@@ -23,7 +23,7 @@ TRANSPORTS = ("shared", "ucx", "gloo")
 SERVER = """
 import sys
 from ringcoll.runtime.rendezvous.stores import serve_store
-store = served()
+store = serve_store()
 print(store.port, flush=True)
 sys.stdin.read()
 """

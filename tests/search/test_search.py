@@ -420,6 +420,17 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
 
 # --- bounds, hops, determinism ------------------------------------------------------------
 
+# Two pairs of ranks whose links are never full; one link that may be full joins the pairs.
+PAIRS = Topology(
+    world_size=4,
+    links=tuple(
+        Link(*ends, 1, lanes=1 if {*ends} == {1, 2} else None)
+        for a, b in ((0, 1), (1, 2), (2, 3))
+        for ends in ((a, b), (b, a))
+    ),
+    name="two pairs",
+)
+
 
 @pytest.mark.parametrize(
     "topology, collective, steps, rounds",
@@ -430,6 +441,8 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
         (ring(5, bandwidth=1), "all_gather", 2, 2),
         (crossbar(6, bandwidth=3), "all_gather", 1, 5),
         (crossbar(6, bandwidth=3, ports=2), "all_to_all", 1, Fraction(5, 2)),
+        (PAIRS, "all_gather", 3, 2),
+        (PAIRS, "broadcast", 3, 1),
         # Four blocks come in by a card of a tenth of the speed.
         (hosts(8, ranks_per_host=4, bandwidth=10, across_bandwidth=1), "all_gather", 1, 4),
     ],

@@ -114,7 +114,11 @@ def _cut(network: nx.DiGraph) -> tuple[Any, set[Node]]:
 
 def _worst_cut(arcs: Sequence[_Arc], sink: int, amounts: Counter[int], least: Fraction) -> Fraction:
     """The time until all amounts can have reached a rank, and at least ``least``."""
-    while True:
+    if not least:  # ranks from which no link to the sink can be full need no time
+        never_full = nx.DiGraph((b, a) for a, b, speed in arcs if speed == inf)
+        free = {sink, *(nx.descendants(never_full, sink) if sink in never_full else ())}
+        amounts = Counter({rank: each for rank, each in amounts.items() if rank not in free})
+    while amounts:
         rooms = [(_ORIGIN, rank, each / least if least else inf) for rank, each in amounts.items()]
         flow, near = _cut(_network([*arcs, *rooms, (sink, _END, inf)]))
         if flow == sum(room for *_, room in rooms):
@@ -122,6 +126,7 @@ def _worst_cut(arcs: Sequence[_Arc], sink: int, amounts: Counter[int], least: Fr
         # The data that have to leave these nodes, over the speed of the links that leave them.
         speed = sum(speed for a, b, speed in arcs if a in near and b not in near)
         least = sum(amount for owner, amount in amounts.items() if owner in near) / speed
+    return least
 
 
 @dataclass(frozen=True, slots=True)

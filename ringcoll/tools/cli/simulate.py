@@ -24,7 +24,7 @@ from ringcoll.tools.cli.output import (
     write_picture,
 )
 
-_MOST_LINKS = 5  # links
+_MOST_LINKS = 5
 _RANK = re.compile(r"\d{1,9}", re.ASCII)
 _PER_RANK = re.compile(r"(\d{1,9})=(\d+(?:\.\d+)?(?:e-?\d+)?)", re.ASCII)
 

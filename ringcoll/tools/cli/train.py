@@ -651,9 +651,9 @@ def loss_curves(
     for name, points in curves.items():
         every = max(1, len(points) // _MOST_MARKERS)
         look = looks[name] | {"markersize": 4, "linewidth": 1.5, "markevery": every}
-        seconds, steps, losses = zip(*points, strict=True)
-        over_steps.plot(steps, losses, label=name, **look)
-        over_time.plot(seconds, losses, label=name, **look)
+        losses = [loss for _, _, loss in points]
+        over_steps.plot([step for _, step, _ in points], losses, label=name, **look)
+        over_time.plot([seconds for seconds, _, _ in points], losses, label=name, **look)
     over_time.sharey(over_steps)
     over_steps.set(xlabel="step", ylabel="loss", title="over steps")
     over_time.set(xlabel="time (s)", title="over time")

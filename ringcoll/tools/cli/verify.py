@@ -171,21 +171,20 @@ def _prove_all(entries: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outc
         for entry in entries:
             advance(f"{entry.collective} {entry.name}", steps=0)
             outcome = _Outcome(entry.collective, entry.name)
-            outcomes.append(_prove(outcome, sizes, partial(_schedules, entry), advance))
+            schedules, others = partial(_schedules, entry), partial(_on_hosts, entry)
+            outcomes.append(_prove(outcome, sizes, schedules, others, advance))
     return outcomes
 
 
 def _prove_schedule(schedule: Schedule) -> _Outcome:
     outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
     with progress(1, f"proving {schedule.algorithm}") as advance:
-        return _prove(outcome, [schedule.world_size], lambda size: [schedule], advance)
+        sizes = [schedule.world_size]
+        return _prove(outcome, sizes, lambda size: [schedule], lambda size: [], advance)
 
 
 def _schedules(entry: Algorithm, world_size: int) -> Iterator[Schedule]:
-    """The schedules to prove, for all hosts and roots; the last one has root 0."""
-    most_hosts = min(world_size, _MOST_HOSTS) if entry.needs_hosts else 0
-    for num_hosts in range(1, most_hosts + 1):
-        yield entry.schedule(world_size, 0, on_hosts(world_size, num_hosts))
+    """The schedules to prove, for all roots; the last one has root 0."""
     roots: Sequence[int] = (0,)
     if contract(entry.collective).rooted:  # in a large world a rank in no special place, too
         roots = range(world_size) if world_size <= _EVERY_ROOT else (0, 2 * world_size // 3)
@@ -193,13 +192,24 @@ def _schedules(entry: Algorithm, world_size: int) -> Iterator[Schedule]:
         yield entry.schedule(world_size, root)
 
 
+def _on_hosts(entry: Algorithm, world_size: int) -> Iterator[Schedule]:
+    """More schedules to prove, for numbers of hosts."""
+    most_hosts = min(world_size, _MOST_HOSTS) if entry.needs_hosts else 0
+    for num_hosts in range(1, most_hosts + 1):
+        yield entry.schedule(world_size, 0, on_hosts(world_size, num_hosts))
+
+
 def _prove(
     outcome: _Outcome,
     sizes: Sequence[int],
     schedules: Callable[[int], Iterable[Schedule]],
+    others: Callable[[int], Iterable[Schedule]],
     advance: Callable[[], object],
 ) -> _Outcome:
-    """Prove the schedules for all sizes, or up to the first size for which one is wrong."""
+    """Prove the schedules for all sizes, or up to the first size for which one is wrong.
+
+    The findings are those of the last of ``schedules`` for a size.
+    """
     proof: Proof | None = None
     start = time.perf_counter()
     for size in sizes:
@@ -207,6 +217,8 @@ def _prove(
             for schedule in schedules(size):
                 proof = None  # two proofs at the same time would need twice the memory
                 proof = prove(schedule)
+            for schedule in others(size):
+                prove(schedule)
             outcome.proved.append(size)
         except UnsupportedWorldSizeError as error:
             outcome.unsupported[size] = str(error)
