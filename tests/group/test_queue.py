@@ -141,7 +141,8 @@ def test_threads_that_callbacks_have_made_end(queue: Queue[Item]) -> None:
     until(lambda: all(item.work.done for item in items))
     until(lambda: len({item.thread for item in items}) == 4)
     go_on.set()
-    until(lambda: sum(thread.is_alive() for thread in queue.threads) == 1)
+    # One is left, or two that were started at once (`Queue._keep_available`).
+    until(lambda: sum(thread.is_alive() for thread in queue.threads) in (1, 2))
     last = Item()
     put(queue, last)
     assert last.work.wait()

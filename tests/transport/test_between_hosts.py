@@ -154,7 +154,9 @@ def oak_and_elm(request: Any) -> Iterator[Hosts]:
         for host in hosts.hosts:
             host.ip("link", "add", "bare", "type", "veth", "peer", "name", "other")
             host.ip("link", "set", "bare", "up")
-            host.ip("link", "set", "other", "up")  # they have a link-local address now
+            host.ip("link", "set", "other", "up")
+            # A link-local address that the kernel still checks (RFC 4862) cannot be bound.
+            host.ip("addr", "add", "fe80::77/64", "dev", "bare", "nodad")
             host.ip("link", "add", "down", "type", "bridge")
         yield hosts
 
