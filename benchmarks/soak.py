@@ -139,7 +139,7 @@ def on_rank(number: int, first: int, where: Any, transport: str, parent: Connect
     asks: list[float] = []
 
     def listen() -> None:
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(EOFError, ConnectionResetError):
             while parent.recv() != "end":
                 asks.append(time.monotonic())
         ends.set()
@@ -219,7 +219,7 @@ def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
                 assert isinstance(end, Connection)
                 try:
                     kind, *told = end.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):  # killed, maybe with a message unread
                     killed.add(end)
                     if not is_over:
                         faults.append("a process has ended by itself")
