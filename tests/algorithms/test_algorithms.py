@@ -306,6 +306,7 @@ def test_every_algorithm_is_right_on_up_to_64_ranks(algorithm: Algorithm) -> Non
         proof_of(algorithm.collective, algorithm.name, world_size, roots(algorithm, world_size)[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
 def test_cost(algorithm: Algorithm) -> None:
     applies, formula = FORMULAS[algorithm.collective, algorithm.name]

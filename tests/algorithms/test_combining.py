@@ -37,6 +37,7 @@ def written(number: int, radix: int) -> list[int]:
     return [number] if number < radix else [number % radix, *written(number // radix, radix)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", range(2, 41))
 def test_rounds_and_traffic_of_each_radix(k: int) -> None:
     """A round for each digit other than 0 that occurs at a place, and each such digit of each distance."""

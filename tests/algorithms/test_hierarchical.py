@@ -66,6 +66,7 @@ def check(hosts: Hosts) -> None:
         assert (proof.rounds, proof.traffic, proof.reduced) == entry.counts(len(hosts), hosts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
 def test_any_layout(hosts: Hosts) -> None:
     check(hosts)
@@ -178,6 +179,7 @@ def test_messages_between_hosts(
     assert {chunks for *_, chunks in found} == {1}  # of which each is a block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", OF_BLOCKS, ids=lambda entry: entry.collective)
 def test_blocks_leave_each_host_once(entry: Algorithm) -> None:
     """All but those of one group, whose size divides all hosts: for equal hosts the least possible."""

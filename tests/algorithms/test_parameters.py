@@ -48,6 +48,7 @@ def test_any_number_of_blocks_in_the_fewest_rounds(
 # --- saved rounds -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 6, 8, 12, 13, 16, 24, 40, 64])
 def test_every_number_of_saved_rounds(k: int) -> None:
     """2 ceil(lg k) - r rounds; with m = k / 2^r, (2 (m - 1) + r) / m of the vector."""

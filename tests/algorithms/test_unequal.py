@@ -160,6 +160,7 @@ def test_no_port_of_optcc_has_two_messages(k: int) -> None:
     assert together[2 * (k - 1) : 2 * pieces] == [2 * (k - 2) + 2] * 2 * (pieces - k + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [3, 4, 5, 7, 8, 13, 33])
 def test_r2ccl_beside_a_slow_rank(k: int) -> None:
     """Two rings take 4(k - 1)/(2k - 1), the broadcast 2(k - 1 + ceil(lg k))/(2k - 1), some more if ranks run ahead."""

@@ -362,6 +362,7 @@ MUTE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hears", [False, True])
 @pytest.mark.parametrize("method", MUTE)
 def test_ranks_that_wait_for_each_others_messages_say_so_and_are_shown(
@@ -440,6 +441,7 @@ def test_a_wait_that_is_over_is_said_by_nobody(
     assert not [item for item in caplog.records if "waited" in item.getMessage()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["set_timeout", "_set_pg_timeout"])
 @pytest.mark.parametrize("method", MUTE)
 @pytest.mark.parametrize("before", [True, False])

@@ -565,6 +565,7 @@ def test_a_kernel_that_fails_costs_a_row(monkeypatch: pytest.MonkeyPatch):
     assert {row.cells[NOT_RUN] for row in found} == {"error: identifier is undefined"}
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("dtype", [torch.float16, torch.complex64], ids=str)
 def test_scaling_and_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype):

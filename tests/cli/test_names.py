@@ -119,6 +119,7 @@ def test_where_names_come_in_they_are_made_printable() -> None:
 ODD: tuple[object, ...] = (EVIL, float("nan"), [])
 
 
+@pytest.mark.slow
 def test_a_trace_that_is_none(run: Run, own_folder: Path) -> None:
     """Every value of a trace in turn is something else."""
     run("simulate", "ring", "-k", "2", "-o", "trace.json")

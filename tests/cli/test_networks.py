@@ -192,6 +192,7 @@ class TestAlgorithms:
         assert run(*words, "--chunks", "1", "-o", "best.txt").exit_code == 0
         return "best.txt"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "words",
         [

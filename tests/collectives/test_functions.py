@@ -82,6 +82,7 @@ def test_every_function_on_every_kind_of_tensor(collective: str, form: str, styl
             run_case(Case(**{**vars(case), "in_place": in_place}), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", EVERY, ids=name_of)
 def test_every_algorithm_by_name(entry: Any):
     for world_size in worlds_of(entry, 1, 2, 5):
@@ -300,6 +301,7 @@ def test_a_failure_is_raised_by_wait_and_by_the_future():
 # --- operators of the user's own ------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
 @pytest.mark.parametrize("op", ["user_affine", "user_skewed", "user_sum"])
@@ -389,6 +391,7 @@ def test_factors_of_premul_sum():
 # --- precision ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, *data.FLOAT8])
 def test_averages_of_large_numbers_do_not_overflow(dtype: torch.dtype):
     most = torch.finfo(dtype).max

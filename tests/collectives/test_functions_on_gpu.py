@@ -93,6 +93,7 @@ def test_every_layout(device: str, style: str):
             run_case(replace(case, device=device), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire_dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_wire_dtypes(device: str, dtype: torch.dtype, wire_dtype: torch.dtype):

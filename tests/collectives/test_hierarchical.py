@@ -52,6 +52,7 @@ def test_any_layout_at_any_length(hosts: tuple[int, ...]):
             assert torch.equal(mean, wanted.to(torch.float64) / world_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
 @pytest.mark.parametrize("name", ["hierarchical", "direct+ring"])
 def test_blocks_on_any_layout(name: str, hosts: tuple[int, ...]):

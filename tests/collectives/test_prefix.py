@@ -50,6 +50,7 @@ def prefix(collective: str, rank: int, numel: int = 5) -> Tensor:
     return sums[rank if collective == "scan" else max(0, rank - 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("collective, algorithm", [*NAMED, ("scan", "auto"), ("exscan", "auto")])
 def test_sums_are_those_of_cumsum(collective: str, algorithm: str, world_size: int) -> None:
@@ -68,6 +69,7 @@ def test_sums_are_those_of_cumsum(collective: str, algorithm: str, world_size: i
             assert torch.equal(tensor, prefix(collective, rank, numel)), (rank, numel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("collective, algorithm", NAMED)
 def test_operators_that_do_not_commute(collective: str, algorithm: str, world_size: int) -> None:

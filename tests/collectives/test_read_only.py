@@ -28,6 +28,7 @@ from tests.programs.read_only import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["blocking", "asynchronous", "prepared", "strided"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int8])
 def test_what_is_only_read_may_be_read_only(dtype: torch.dtype, way: str) -> None:

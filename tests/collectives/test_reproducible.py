@@ -102,6 +102,7 @@ def test_sums_are_from_left_to_right_for_every_algorithm_and_segment(world_size:
                 assert bits(result) == bits(wanted[:numel])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["avg", "product", premul_sum(0.3)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
 def test_other_operators(op: Any, dtype: torch.dtype) -> None:

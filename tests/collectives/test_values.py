@@ -18,6 +18,7 @@ from tests.cases.algorithms import each_on
 ANYWHERE = [entry for entry in algorithms("all_reduce") if not entry.needs_hosts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("world_size", [2, 3, 5])

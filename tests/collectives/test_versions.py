@@ -52,6 +52,7 @@ def expected(rank: int) -> dict[str, list[bool]]:
     return MOVES if rank == ROOT else MOVES | {"gather": [False] * 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint16])

@@ -356,6 +356,7 @@ def test_built_in_costs_know_of_crowds() -> None:
     assert crowded_parameters(costs_of("ucx"), 8, 4, cores=2) == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ring", "direct", "two_shot"])
 @pytest.mark.parametrize("world_size", [33, 64, 200])
 def test_what_is_not_counted_goes_on_in_a_straight_line(name: str, world_size: int) -> None:

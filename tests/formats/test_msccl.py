@@ -164,6 +164,7 @@ def test_a_program_that_exchanges_places_is_refused() -> None:
 # --- there and back ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_algorithm
 def test_what_is_written_is_read(entry: Algorithm) -> None:
     for world_size in worlds_of(entry, 1, 2, 3, 5, 8):

@@ -456,6 +456,7 @@ REDUCING = tuple(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 5, entries=REDUCING))
 def test_a_wrong_final_mark_fails(algorithm: Algorithm, world_size: int) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
@@ -465,6 +466,7 @@ def test_a_wrong_final_mark_fails(algorithm: Algorithm, world_size: int) -> None
         assert "marked final" in failure(mutant, what).message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 5, entries=REDUCING))
 def test_operands_the_other_way_round_show_in_the_order(
     algorithm: Algorithm, world_size: int

@@ -303,6 +303,7 @@ def test_infinities_and_nan_end_bitwise_equal_on_all_ranks(run: Run):
     assert len({bits(reduction.decode(own.target)) for own in ends}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", EVERY, ids=name_of)
 def test_every_algorithm_on_every_world_size(entry: Algorithm):
     """No luck of the draw: each pair once, on a length that leaves a tail."""

@@ -55,6 +55,7 @@ def of_class(picture: str, tag: str, name: str) -> list[ET.Element]:
     return [node for node in root.iter(f"{SVG}{tag}") if node.get("class") == name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry, world_size", EVERY)
 def test_every_message_is_an_arrow_and_every_end_is_complete(
     entry: Algorithm, world_size: int
@@ -87,6 +88,7 @@ def test_every_message_is_an_arrow_and_every_end_is_complete(
                 assert wanted <= held[chunk] <= wanted | own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry, world_size", EVERY)
 def test_what_a_rank_holds_has_come_to_it(entry: Algorithm, world_size: int) -> None:
     """A rank only gets contributions that a sender of a step has had; parts may wait beside each other."""

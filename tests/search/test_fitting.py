@@ -108,6 +108,7 @@ def test_the_bound_names_the_narrowest_cut_and_the_farthest_ranks() -> None:
     assert cable.s_per_byte == pytest.approx(2 * 5 / (2 * 5.1e9), rel=1e-9)  # by all six parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", [name for name in CONTRACTS if name != "barrier"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_registered_algorithm_beats_the_bound(collective: str, name: str) -> None:
@@ -285,6 +286,7 @@ def test_a_group_takes_what_was_fitted(tmp_path: Path, monkeypatch: pytest.Monke
     assert "fitted on" not in "".join(ringcoll.run_threads(_sums, 4)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -319,6 +321,7 @@ def test_the_variable_is_for_groups_that_fit(
         fit_for(None, (0,) * 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -12,6 +12,7 @@ from ringcoll.training import LocalSGD
 from tests.programs.out_of_step import EVERY, REFERENCES, TRAINERS, close
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [2 * EVERY, 2 * EVERY + 2])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("name", ["local SGD", "outer optimizer"])

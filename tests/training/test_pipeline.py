@@ -59,6 +59,7 @@ def train(name: str, schedule: PipelineSchedule, steps: int = STEPS) -> list[Tra
 
 
 class TestAgainstOneProcess:
+    @pytest.mark.slow
     @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
     @pytest.mark.parametrize("schedule_name", SCHEDULES)
     def test_after_twenty_steps(self, schedule_name, world_size):
@@ -69,6 +70,7 @@ class TestAgainstOneProcess:
         schedule = one_f_one_b(2, 4)
         assert_same(train("transformer", schedule, 20), schedule, "transformer")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("num_microbatches", [1, 4, 7])
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
     @pytest.mark.parametrize("schedule_name", SCHEDULES)

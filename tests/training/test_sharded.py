@@ -580,6 +580,7 @@ class TestStates:
 
 
 class TestMemory:
+    @pytest.mark.slow
     @pytest.mark.parametrize("stage", [1, 2, 3])
     def test_who_drops_model_and_optimizer_gets_their_memory_back(self, stage):
         """torch's hooks, into which Python's collector does not look, hold neither."""
@@ -603,6 +604,7 @@ class TestMemory:
         assert plain == pytest.approx([7 * each for each in (16, 8 + 8 / 5, 4 + 12 / 5, 16 / 5)])
         assert model_state_bytes(1, 1, 0, dtype=torch.float64) == ModelStates(8, 8, 16)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mixed", [None, torch.bfloat16])
     @pytest.mark.parametrize("stage", STAGES)
     @pytest.mark.parametrize("kind, world_size", [("mlp", 1), ("mlp", 8), ("transformer", 3)])

@@ -120,6 +120,7 @@ def test_pairs_by_hand(world_size: int):
 # --- models ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [*WORLD_SIZES, 3])
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
 def test_a_split_perceptron_is_that_of_one_process(layers: int, world_size: int):

@@ -18,6 +18,7 @@ from tests.programs.transports import CHECKS, CONFORMANCE, LIMIT_S, TRANSPORTS
 SHARED = ("shared", "shared, in pieces", "shared, read")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFORMANCE)
 @pytest.mark.parametrize("transport", [*SHARED, "gloo"])
 def test_on_threads(transport: str, name: str) -> None:
@@ -61,6 +62,7 @@ def on_threads(monkeypatch: pytest.MonkeyPatch) -> OnThreads:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", SHARED)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_random_messages(on_threads: OnThreads, transport: str, world_size: int) -> None:

@@ -202,6 +202,7 @@ class TestShare:
         loss.backward()
         assert model[0].weight.grad.shape == (100, 100)
 
+    @pytest.mark.slow
     def test_a_module_of_many_tensors_takes_one_file(self):
         layers = [torch.nn.Linear(100, 100, bias=False) for _ in range(300)]
         for number, layer in enumerate(layers):

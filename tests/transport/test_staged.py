@@ -404,6 +404,7 @@ class Gated(Copies):
         return copied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("num_pieces, segment_bytes", [(20, SEGMENT_BYTES), (500, 1 << 10)])
 def test_uploads_go_on_between_downloads_in_little_pinned_memory(

@@ -172,6 +172,7 @@ def test_a_mismatch_names_both_lines(
         assert "During handling" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_before", [0, 2])
 @pytest.mark.parametrize("in_barrier", [0, 1])
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "barrier"])
