@@ -183,14 +183,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """SIGINT interrupts this process and the programs that it starts.
+    """SIGINT and SIGQUIT reach this process and the programs that it starts.
 
-    Whoever runs the tests may ignore it, as a shell does for jobs in the background; programs
+    Whoever runs the tests may ignore them, as a shell does for jobs in the background; programs
     inherit that.
     """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGQUIT: signal.signal(signal.SIGQUIT, signal.SIG_DFL),
+    }
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 # --- ranks ----------------------------------------------------------------------------

@@ -128,6 +128,7 @@ def is_there(pid: int) -> bool:
         pytest.param("SIGKILL", "stopped", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_signal_to_the_command_ends_the_ranks(tmp_path: Path, name: str, how: str) -> None:
     """And, but for one that no program hears, the processes that the ranks have started."""
     number = getattr(signal, name)
