@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -134,15 +135,25 @@ def test_a_callback_may_wait_for_later_operations(queue: Queue[Item]) -> None:
     assert all(item.work.done for item in (first, second, *later))
 
 
-def test_threads_that_callbacks_have_made_end(queue: Queue[Item]) -> None:
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("_", range(10))
+def test_threads_that_callbacks_have_made_end(queue: Queue[Item], _: int) -> None:
     go_on = threading.Event()
     items = [Item().with_callback(lambda _: go_on.wait(PATIENCE_S)) for _ in range(4)]
     put(queue, *items)
     until(lambda: all(item.work.done for item in items))
     until(lambda: len({item.thread for item in items}) == 4)
     go_on.set()
-    # One is left, or two that were started at once (`Queue._keep_available`).
-    until(lambda: sum(thread.is_alive() for thread in queue.threads) in (1, 2))
+    until(lambda: sum(thread.is_alive() for thread in queue.threads) == 1)
     last = Item()
     put(queue, last)
     assert last.work.wait()

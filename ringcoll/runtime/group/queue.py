@@ -69,6 +69,7 @@ class Queue(Generic[Item]):
         self._pid = os.getpid()
         self._tokens: queue.SimpleQueue[Work | bool] = queue.SimpleQueue()  # False ends the threads
         self._server: threading.Thread | None = None  # which serves, or waits to
+        self._choosing = threading.Lock()
         self._ends = False
 
     def call_thread(self, callbacks_of: Work | None = None) -> None:
@@ -161,13 +162,16 @@ class Queue(Generic[Item]):
         return all(item.work.done for item in tuple(self.items))
 
     def _keep_available(self) -> None:
-        """Make sure that a thread is left to serve; a second one does no harm."""
+        """Make sure that a thread is left to serve; of several that start at once, one stays."""
         if self._server is None:
             with suppress(GroupBrokenError):  # the program ends: see `serve_alone`
                 start_thread(self._serve, self._name)
 
     def _serve(self) -> None:
-        self._server = threading.current_thread()
+        with self._choosing:
+            if self._server is not None:
+                return
+            self._server = threading.current_thread()
         for thread in (*self.threads,):
             if not thread.is_alive():
                 self.threads.remove(thread)
@@ -181,8 +185,7 @@ class Queue(Generic[Item]):
                     break
             else:
                 work = token if isinstance(token, Work) else self._drain()
-        if self._server is threading.current_thread():
-            self._server = None
+        self._server = None
         if work is not None:
             self._keep_available()
             work.settle()
