@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +18,7 @@ import ringcoll
 from ringcoll.errors import ArgumentError
 from ringcoll.lab.search import demand_of
 from ringcoll.lab.simulation import simulate, topology_named
-from ringcoll.runtime.collectives import Arguments, start
+from ringcoll.runtime.collectives import Arguments, compiled, start
 from ringcoll.runtime.operation import Operation
 from ringcoll.schedules import CONTRACTS, Contract, Program, Step, inp, out, recv, send, verify
 from ringcoll.schedules.algorithms import (
@@ -125,16 +125,14 @@ def test_each_of_the_three_is_proved_and_runs_by_its_name(three: list[str]) -> N
 
 def shift(tensor: torch.Tensor, result: torch.Tensor, group: Any) -> Any:
     """Give each rank the tensor of the rank before it: a collective that the package lacks."""
-    return start(_shift, group, (tensor, result), (), False, None)
+    return start(_shift, group, (tensor, result), ("neighbour", None), False, None)
 
 
-def _shift(
-    group: Any, tensors: Sequence[Any], options: tuple[Any, ...], prepared: bool
-) -> Operation:
-    call = Arguments("shift", group, tensors, "neighbour")
-    call.like(tensors[1], tensors[0], "result")
-    lengths = [tensors[0].numel()] * call.world_size
-    return call.operation((0,), (1,), lengths, prepared=prepared)
+@compiled("shift", "tensor", "result")
+def _shift(call: Arguments) -> Operation:
+    tensor, result = call.tensors
+    call.like(result, tensor, "result")
+    return call.operation((0,), (1,), [tensor.numel()] * call.world_size)
 
 
 def test_a_collective_from_outside() -> None:

@@ -75,8 +75,11 @@ _GONE = {
             "train_on_rank",
         )
     },
+    "schedules.cost.across_hosts": "built_in has these rules in its table",
+    "schedules.opening_of": "ringcoll.schedules.ir.opening_of",
     "tools.bench.BUCKET_BYTES": "a TrainingRequest of ringcoll.tools.cli.train has it",
     "tools.bench.EPOCHS": "a TrainingRequest of ringcoll.tools.cli.train has it",
+    "tools.bench.WIRE_DTYPES": "ringcoll.tools.cli.train.WIRE_NAMES are names of torch's dtypes",
     "tools.bench.check_fit": "call task.epoch(0, ranks), and ringcoll.training.check_trainer for "
     "each contender",
     "tools.bench.draw_losses": "draw ringcoll.tools.cli.train.loss_curves into a figure",

@@ -2,6 +2,7 @@ from . import arguments as arguments
 from . import functions as functions
 from . import groups as groups
 from .arguments import Arguments as Arguments
+from .arguments import compiled as compiled
 from .calls import start as start
 from .choosing import Explanation as Explanation
 from .choosing import explain as explain

@@ -318,7 +318,6 @@ class Arguments:
         split_output: bool = False,
         is_packed: bool = False,
         counts: bool = False,
-        prepared: bool = False,
     ) -> Operation:
         """Compile the call.
 
@@ -334,8 +333,6 @@ class Arguments:
             Whether all tensors together, end to end, are the vector.
         counts
             Whether the versions of the results move, as those of torch's collective do.
-        prepared
-            Whether the operation belongs to a single call, and keeps all its bindings.
         """
         tensors, reduction = self.tensors, self.reduction
         root, rank, world_size = self.root, self.rank, self.world_size
@@ -373,8 +370,7 @@ class Arguments:
             blocks = rules.inputs(*ends), rules.outputs(*ends)
             input_tensors = [tensors[number] for number in inputs]
             shares = share_blocks(input_tensors, output_tensors, *blocks, known, rank)
-        prepared = prepared or self.prepared
-        is_own = is_short(stage.nbytes, self.device) and not prepared
+        is_own = is_short(stage.nbytes, self.device) and not self.prepared
         request = Request(
             contract=rules,
             algorithm=self.algorithm,
@@ -406,7 +402,7 @@ class Arguments:
             inference=any(tensor.is_inference() for tensor in output_tensors),
             may_alias=not shares,
             is_short=is_own,
-            prepared=prepared,
+            prepared=self.prepared,
             file=self._file,
         )
         if self._entry is not None:

@@ -221,6 +221,13 @@ def explain_without_ranks(
     The costs are those of ``ringcoll tune``, if it has run for such a group on this
     machine with tensors on that type of device, otherwise the built-in costs of the transport.
     ``RINGCOLL_ALGORITHM`` counts.
+
+    Raises
+    ------
+    ScheduleError
+        There is no such collective.
+    RulesError, TuningFileError
+        A variable of the environment says what cannot be used.
     """
     table, notes = _expected_table(transport, world_size, hosts, device)
     contract(collective)  # raises if there is no such collective

@@ -236,7 +236,13 @@ def member_at(
 
 
 def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
-    """The group of an argument ``group``, checked; the default group for ``None``."""
+    """The group of an argument ``group``; see `communicator`.
+
+    Raises
+    ------
+    ArgumentError
+        The argument is not a group, there is no default group, or this process is not a member.
+    """
     group = dist.GroupMember.WORLD if group is None else group
     if group is None:
         message = "there is no default group; call torch.distributed.init_process_group first"
@@ -257,9 +263,20 @@ def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
 def communicator(group: Any, device: torch.device) -> Communicator:
     """The communicator of a group for tensors on a device; the first call makes it.
 
-    The call waits for nobody; the ranks meet when the first operation runs. `ArgumentError` is
-    raised as by `as_group`, if tensors of that device cannot be sent, or if the group's CUDA
-    tensors were on another GPU so far.
+    The call waits for nobody; the ranks meet when the first operation runs.
+
+    Parameters
+    ----------
+    group
+        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
+    device
+        Device of the tensors.
+
+    Raises
+    ------
+    ArgumentError
+        There is no default group, this process is not a member, tensors of that device
+        cannot be sent, or the group's CUDA tensors were on another GPU so far.
     """
     if isinstance(group, OwnGroup):
         member = group.on(device)
@@ -596,7 +613,12 @@ def share_for(group: Any, tensor: Tensor) -> None:
 
     All ranks call it with tensors of one length: the first time they meet. A rank that has too
     little memory, or too many open files, goes on with the tensor where it is, as the others count
-    on it. Ranks on several hosts get `ArgumentError`.
+    on it.
+
+    Raises
+    ------
+    ArgumentError
+        The ranks are on several hosts.
     """
     if not is_long(tensor):
         return

@@ -30,9 +30,14 @@ _STEP = 101  # ports from one step of a job to the next
 def adopt_ranks() -> bool:
     """Whether this process is one of several ranks that a launcher has started.
 
-    If it is, ``RANK`` and the like are set. `ArgumentError` is raised if a variable of the launcher
-    is missing, or is no number of a rank; `MissingExtraError` or `TransportError` if
-    ``MASTER_ADDR`` is not set, and MPI cannot be asked.
+    If it is, ``RANK`` and the like are set.
+
+    Raises
+    ------
+    ArgumentError
+        A variable of the launcher is missing, or is no number of a rank.
+    MissingExtraError, TransportError
+        ``MASTER_ADDR`` is not set, and MPI cannot be asked.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return True

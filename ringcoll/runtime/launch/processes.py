@@ -67,7 +67,13 @@ def pickled(value: object, pickler: Any = _Pickler) -> bytes:
     """Write a value for ``pickle.loads``, which shares no memory with the value.
 
     torch 2.13 cannot read back its own pickles of tensors of newer dtypes (uint16, float8).
-    ``pickler`` is a class such as cloudpickle's ``Pickler``, for values that only that can pickle.
+
+    Parameters
+    ----------
+    value
+        Any value that can be pickled; it may hold tensors.
+    pickler
+        A class such as cloudpickle's ``Pickler``, for values that only that can pickle.
     """
     table = {**pickler.dispatch_table, torch.UntypedStorage: _reduced}
     written = io.BytesIO()

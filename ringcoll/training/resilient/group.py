@@ -188,9 +188,15 @@ class ResilientGroup(OwnGroup):
     def retried(self, make: MakeCall, async_op: bool) -> Work | None:
         """Run a call, and again if ranks are lost; ``make`` checks it for a group and prepares it.
 
-        `GroupChangedError` is raised if a rank was lost and the call may be another now, and
-        `GroupBrokenError` if the others may have gone on without this rank, or an operation before
-        has failed for another reason.
+        Raises
+        ------
+        ArgumentError
+            The call is wrong; or its tensors are not on the CPU.
+        GroupChangedError
+            A rank was lost, and the call may be another now; its tensors are as before.
+        GroupBrokenError
+            The other ranks have gone on without this rank, or may have; or an operation has failed
+            for another reason before.
         """
         with self._issuing:
             inner = self._inner

@@ -184,9 +184,19 @@ class Membership:
     def change(self, done: int, newcomers: Iterable[Member], limit_s: float) -> View:
         """Agree with all members that are left on the next epoch; all of them call this.
 
-        ``done`` is the number of operations that this member has seen complete; if it leads, it
-        takes ``newcomers`` in. `GroupBrokenError` is raised if the others may have gone on without
-        this member.
+        Parameters
+        ----------
+        done
+            Number of operations that this member has seen complete.
+        newcomers
+            Members that it takes in, if it leads.
+        limit_s
+            Time limit, in seconds.
+
+        Raises
+        ------
+        GroupBrokenError
+            The others went on without this member, or may have.
         """
         before = self.view
         self.record = self.record._replace(done=done)
@@ -223,8 +233,10 @@ class Membership:
     def join(self, host: str, port: int, limit_s: float) -> View:
         """Join the group of the member whose door is at an address.
 
-        `CollectiveTimeoutError` is raised if its members did not take this process in in time,
-        `PeerLostError` if none of them can be reached.
+        Raises
+        ------
+        CollectiveTimeoutError, PeerLostError
+            Its members did not take this process in; none of them can be reached.
         """
         deadline = time.monotonic() + limit_s
         address = f"{host}:{port}"
