@@ -14,9 +14,9 @@ Nor does anything wake a wait for a message that was written into a broken conne
 list of which gloo tells only messages of another kind (``transport/tcp/pair.cc``,
 ``Pair::signalException``), until its time limit. So an aborted transport first ends the reading on
 its own side, where the waits end, still takes what its peers write, and breaks the connections a
-moment later, when its peers have come to rest. A rank that dies has no such moment. To wait for
-each send in another thread would help there; all-reduces of 4 bytes to 16 KiB took 1.3 to 2 times
-as long so.
+moment later, when its peers have come to rest. A rank that dies has no such moment. A wait for each
+send in another thread would help there; it made all-reduces of 4 bytes to 16 KiB take 1.3 to 2
+times as long.
 
 One thread of gloo reads what arrives, for all connections. Woken while the thread that sends holds
 a connection's lock, and on the same core, it polls until its time slice of some milliseconds is

@@ -60,7 +60,7 @@ def meet_with_texts(
     await_ranks(store, rank, keys, time.monotonic() + timeout_s, timeout_s, given_up)
     places, texts = [], []
     for peer, words in enumerate(read_texts(store, [*keys.values()])):
-        other, where, text = [*words.split("\n", 2), "", ""][:3]
+        other, where, peer_text = [*words.split("\n", 2), "", ""][:3]
         if other != own:
             lacking = catalogue.lacking("".join(other.split()[1:2]))
             raise TransportError(
@@ -71,5 +71,5 @@ def meet_with_texts(
                 "needs nothing"
             )
         places.append(where)
-        texts.append(text)
+        texts.append(peer_text)
     return hosts_of(places), texts
