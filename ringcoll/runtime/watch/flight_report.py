@@ -27,7 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ringcoll.errors import ArgumentError, GroupBrokenError
 from ringcoll.runtime.machine import process_state
@@ -200,10 +200,10 @@ def _merged(
 
 
 def _position(group: Record) -> float:
-    """The operation that a rank is in, or comes to next."""
+    """The operation that a rank is in, or comes to next: a whole number, of any length."""
     if group["running"]:
-        return float(group["running"]["number"])
-    return float(group["operations"][-1]["number"] + 1) if group["operations"] else 0.0
+        return cast("float", group["running"]["number"])
+    return cast("float", group["operations"][-1]["number"] + 1) if group["operations"] else 0
 
 
 def doing(group: Record) -> str:
