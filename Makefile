@@ -125,7 +125,9 @@ player/node_modules/.package-lock.json: player/package-lock.json
 	@.peers/$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $*
 	@touch $@
 
-$(VENV)/.installed-%: $(VENV)/.torch pyproject.toml
+# The interpreter in C is compiled by the installation: see hatch_build.py.
+C := ringcoll/runtime/transport/shared/program.c
+$(VENV)/.installed-%: $(VENV)/.torch pyproject.toml hatch_build.py $(C)
 	@echo "installing ringcoll[$*] into $(VENV)"
 	@$(PIP) install --quiet -c constraints.txt -e '.[$*]'
 	@touch $@

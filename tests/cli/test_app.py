@@ -305,7 +305,7 @@ def completed(text: str) -> list[str]:
         ("show bruck all-", ["all_gather", "all_to_all"]),
         ("show unknown re", ["reduce_scatter", "reduce"]),
         ("show star.py:st", ["file"]),
-        ("show ring all_reduce --pr", ["--primitives"]),
+        ("show ring all_reduce --pr", ["--primitives", "--program"]),
         ("list b", ["broadcast", "barrier"]),
         ("explain all_to_all --algorithm p", ["pairwise", "pat", "pat_2_trees"]),
         ("verify swing_", ["swing_latency"]),

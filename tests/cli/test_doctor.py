@@ -62,6 +62,14 @@ def test_a_kernel_that_forbids_the_call_is_named(run, monkeypatch):
     assert "in pieces: process_vm_readv: [Errno 1] Operation" in run("doctor").stdout
 
 
+def test_what_interprets_programs(run, monkeypatch):
+    compiled = "ringcoll.runtime.transport.shared.transport.compiled"
+    monkeypatch.setattr(compiled, lambda: (None, "no compiler was there"))
+    assert "programs run in Python: no compiler was there" in run("doctor").stdout
+    monkeypatch.setattr(compiled, lambda: (object(), ""))
+    assert "programs run in Python" not in run("doctor").stdout
+
+
 def test_a_variable_is_the_reason(run, monkeypatch):
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "gloo")
     assert run("doctor").stdout.startswith("CPU tensors: gloo (RINGCOLL_TRANSPORT asks for it)\n")

@@ -140,6 +140,25 @@ def test_every_algorithm_can_be_drawn(run, entry, world_size):
     text = run(*words, "--text").stdout
     assert Schedule.from_text(text) == entry.schedule(world_size)
     assert run(*words, "--primitives").exit_code == 0
+    assert run(*words, "--program").exit_code == 0
+
+
+def test_the_program_of_the_ring(run):
+    """What docs/transports.md shows; each send is waited for, each message is used once."""
+    lines = run("show", "ring", "all_reduce", "-k", "3", "--program").stdout.splitlines()
+    assert lines[0] == "ring all_reduce on 3 ranks: rank 0, each chunk an element"
+    page = (Path(__file__).parents[2] / "docs/transports.md").read_text(encoding="utf-8")
+    assert "\n".join(lines[2:]) in page
+    words = ["show", "ring", "all_reduce", "-k", "3", "--program", "--rank", "2", "--json"]
+    program = json.loads(run(*words).stdout)["program"]
+    sent, taken, asked, come = (
+        [line.split()[at].strip(":") for line in program if line.startswith(start)]
+        for start, at in (("send", 1), ("wait until", 2), ("receive", 1), ("wait for", 2))
+    )
+    assert sorted(sent) == sorted(taken)
+    assert sorted(asked) == sorted(come)
+    assert len(sent) == len(asked) == 4
+    assert sum("complete" in line for line in program) == 1
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2, 3, 8])
@@ -199,7 +218,9 @@ def test_a_wrong_algorithm_is_drawn_with_the_bad_place_marked(run, short_ring):
         (["tree", "broadcast", "--root", "4"], "root 4 is not in a world of 4 ranks"),
         (["ring", "all_reduce", "--root", "0"], "all_reduce has no root"),
         (["ring", "all_reduce", "--primitives", "--rank", "4"], "rank 4 is not in a world of 4"),
-        (["ring", "all_reduce", "--rank", "1"], "--rank goes with --primitives"),
+        (["ring", "all_reduce", "--rank", "1"], "--rank goes with --primitives and --program"),
+        (["ring", "all_reduce", "--program", "--rank", "4"], "--rank: rank 4 is not in ring"),
+        (["ring", "all_reduce", "--program", "--text"], "--program goes with neither"),
         (["ring", "all_reduce", "--text", "--json"], "--text goes with neither"),
         (["ring", "all_reduce", "-k", "0"], "Invalid value for '-k' / '--world-size'"),
         (["ring", "all_reduce", "--hosts", "2"], "ring all_reduce is the same on any number of"),

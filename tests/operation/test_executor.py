@@ -193,7 +193,7 @@ def execute_all(run: Run) -> tuple[list[Ends], Reduction]:
             transport,
             reduction=reduction if reduces else None,
         )
-        executions.append(steps(instructions, 5))
+        executions.append(steps(instructions.items, 5))
         ends.append(own)
     run_together(hub, executions)
     return ends, reduction
@@ -352,7 +352,10 @@ def test_messages_of_different_lengths_have_different_tags():
         memory = torch.empty(numel)
         program = bind(plan, [memory], [memory], memory, transport)
         tags |= {
-            message.tag for item in program if isinstance(item, Posting) for message in item.sends
+            message.tag
+            for item in program.items
+            if isinstance(item, Posting)
+            for message in item.sends
         }
     assert len(tags) == 999
     assert all(0 <= tag < 1 << 31 for tag in tags)

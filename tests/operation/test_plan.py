@@ -155,7 +155,7 @@ def outcome(
         narrows = wire_dtype is not torch.int64
         over = NarrowTransport(transport, wire_dtype) if narrows else transport
         bound = bind(plan, *ends, workspace, over, reduction=reduction)
-        executions.append(widened(steps(bound, 0)))
+        executions.append(widened(steps(bound.items, 0)))
     run_together(hub, executions)
     for rank in ranks:
         got = memory_of(schedule, rank, chunks, inputs[rank], outputs[rank], in_place)
@@ -291,7 +291,7 @@ def test_shifted_slots_are_not_added_as_one():
         ends = [inputs[rank]], [outputs[rank]]
         reduction = resolve("sum", torch.int64)
         bound = bind(plan, *ends, workspace, transport, reduction=reduction)
-        executions.append(steps(bound, 0))
+        executions.append(steps(bound.items, 0))
     run_together(hub, executions)
     assert torch.equal(outputs[0], inputs[0] + inputs[1])
 

@@ -92,9 +92,9 @@ def everywhere(
         if rank:
             time.sleep(late_s)
         begin_s, interrupt = time.monotonic(), _At(at)
+        before = member.num_issued
         if rank == 0:
             sys.settrace(interrupt)
-        before = member.num_issued
         try:
             outcome = _outcome(call)
         finally:

@@ -108,7 +108,7 @@ def spread_messages(transport_name: str, seed: int, rounds: int) -> tuple[list[s
     others = [peer for peer in range(size) if peer != rank]
     wrong: list[str] = []
     pieces = 0
-    assert transport._pieces is not None
+    assert transport.pieces is not None
     dist.barrier()
     sent = [content(rank, n, PIECE) for n in range(PIECES)]
     into = {
@@ -121,7 +121,7 @@ def spread_messages(transport_name: str, seed: int, rounds: int) -> tuple[list[s
     wrong += [
         f"message {key}" for key, got in into.items() if not torch.equal(got, content(*key, PIECE))
     ]
-    at_first = sum(transport._pieces._writes)
+    at_first = transport.pieces.num_written
     for turn in range(rounds):
         common, own = Random(seed + turn), Random(1000 * rank + turn)
         nbytes = common.choice([SHORT + 8, PIECE - 8, PIECE, PIECE + 8, 3 * PIECE + 16]) // 8 * 8
@@ -149,7 +149,7 @@ def spread_messages(transport_name: str, seed: int, rounds: int) -> tuple[list[s
             transport.wait(handle, LIMIT_S)
         for tensor in sent:
             tensor.zero_()
-    written = sum(transport._pieces._writes) - at_first
+    written = transport.pieces.num_written - at_first
     transport.close()
     return wrong, at_first, pieces, written
 

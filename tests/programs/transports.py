@@ -310,8 +310,9 @@ class InPieces(SharedTransport):
 
     def connect(self, timeout_s: float) -> None:
         super().connect(timeout_s)
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.peer_reads = channel.reads_peer = False
+        self.direct_from = self.direct_from  # which channels heed as far as their peers read
 
 
 class Direct(SharedTransport):

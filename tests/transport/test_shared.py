@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from array import array
 from collections import deque
 
 import pytest
@@ -225,7 +226,7 @@ def early(
     for name, value in state.items():
         setattr(message, name, value)
     channel.early, channel.posted, channel.unread = {7: deque([message])}, deque(), deque()
-    channel._partial = message
+    channel._partial, channel.state = message, array("q", 30 * [1])
     return channel, receive, memory
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import PeerLostError
 from ringcoll.runtime.transport import PIECE, PIECES, Message, SharedTransport
+from ringcoll.runtime.transport.shared.channel import NUM_HELD
 
 LIMIT_S = 20.0
 Pair = tuple[SharedTransport, SharedTransport]
@@ -29,9 +30,9 @@ def connected() -> Iterator[Callable[[bool], Pair]]:
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(lambda transport: transport.connect(LIMIT_S), made))
         for transport in made:
-            transport.direct_from = None
-            for channel in transport._channels.values():
+            for channel in transport.channels.values():
                 channel.peer_reads = not in_pieces
+            transport.direct_from = None
         return first, second
 
     yield connect
@@ -76,20 +77,20 @@ def test_more_long_messages_than_there_are_places_are_taken_in_any_order(
 def test_places_are_given_back(connected: Callable[[bool], Pair]) -> None:
     """So that later messages stay in their places, and are not copied."""
     sender, receiver = connected(True)
-    (channel,) = receiver._channels.values()
+    (channel,) = receiver.channels.values()
     for turn in range(2 * PIECES):
         (sending,) = sender.post([], [Message(1, content(turn, PIECE), 0)])
         into = torch.zeros(PIECE, dtype=torch.uint8)
         (handle,) = receiver.post([Message(0, into, 0, lent=True)], [])
         receiver.wait(handle, LIMIT_S)
-        assert channel._num_held == 1
+        assert channel.state[NUM_HELD] == 1
         view = receiver.view(handle, torch.uint8)
         assert view is not None
         assert torch.equal(view, content(turn, PIECE))
         assert not into.any(), "it was not copied"
         del view
         receiver.release(handle)
-        assert channel._num_held == 0
+        assert channel.state[NUM_HELD] == 0
         sender.wait(sending, LIMIT_S)
 
 

@@ -169,15 +169,16 @@ def start(
                 is_same = as_algorithm(operation.file) is operation.request.algorithm
             operation = operation if is_same else None
         # Memory that an operation is bound to has been checked; what is freed has another address.
-        is_bound = operation is not None and tuple(addresses) in operation.bindings
-        if not is_bound:
+        binding = None if operation is None else operation.bindings.get(tuple(addresses))
+        if binding is None:
             if not all(map(has_memory, tensors)):
                 raise TypeError
             for number in () if operation is None else operation.written:
                 if not can_write(tensors[number]):
                     raise TypeError
     except (AttributeError, IndexError, RuntimeError, TypeError):
-        operation = key = None  # an unusual argument: `compile_` checks it, and names the fault
+        # An unusual argument: `compile_` checks it, and names the fault.
+        operation = key = binding = None
         rank = as_group(group).rank()
         plain = [with_memory(tensor, rank) for tensor in tensors]
         if any(new is not old for new, old in zip(plain, tensors, strict=True)):
@@ -200,6 +201,9 @@ def start(
         if key is not None and not is_prepared and _LASTING.issuperset(map(type, options)):
             member.remember(key, operation)
     limit_s = member.timeout_s if timeout is None else seconds(timeout, member)
+    quick = None if binding is None or deferred or async_op else binding.quick
+    if quick and member.run_quickly(quick, operation, tensors, limit_s):
+        return None
     results = tensors
     if is_tracked:
         results = [tensors[number] for number in operation.results]

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
@@ -40,11 +41,26 @@ from ringcoll.errors import (
 from ringcoll.runtime.group.agreement import agree
 from ringcoll.runtime.group.queue import Queue, Work, Workspace
 from ringcoll.runtime.machine import cores
-from ringcoll.runtime.operation import Binding, BoundInstruction, Operation, Turn, drive
+from ringcoll.runtime.operation import (
+    Binding,
+    BoundInstruction,
+    Operation,
+    Turn,
+    drive,
+    interpreted,
+)
 from ringcoll.runtime.process import at_end, check_not_ending, hears_signals, observers
 from ringcoll.runtime.rendezvous import ask_store, store_gone_error
 from ringcoll.runtime.tensors import with_memory
-from ringcoll.runtime.transport import Handle, Lane, NotYetError, Streams, Transport, capturing
+from ringcoll.runtime.transport import (
+    Handle,
+    Lane,
+    NotYetError,
+    Quick,
+    Streams,
+    Transport,
+    capturing,
+)
 from ringcoll.runtime.watch import (
     CallComparison,
     Issued,
@@ -67,6 +83,9 @@ _MOST_REMEMBERED = 8 << 20  # bytes of the operations that a group keeps for cal
 _profiler = torch.autograd.profiler
 _draw = torch.autograd._record_function_with_args_enter
 _SPREADS = 0x9E3779B1  # odd, so that histories that differ stay different
+# Words of a group: whether calls may be made as a whole, calls so far, a number that is made of all
+# of them, bytes that were sent, and whether a call has its turn, or takes it.
+_READY, _ISSUED, _HISTORY, _SENT, _TAKEN = range(5)
 
 # In the order of their making: to close a communicator of NCCL may take all its ranks.
 _open_communicators: weakref.WeakKeyDictionary[Communicator, None] = weakref.WeakKeyDictionary()
@@ -106,6 +125,11 @@ class Call:
     results: list[Tensor]
     following: Iterable[Part] = ()
     num_parts: int = 1
+    # What makes the call, where nothing is unusual; functions that tell where the tensors are; and
+    # the lock that is taken meanwhile, which the queue looks for in frames.
+    quick: Quick | None = None
+    places: tuple[Callable[[], int], ...] = ()
+    serving: Any = None
 
     def __call__(self) -> Work | None:
         """Run the call once; return the work, if ``async_op``.
@@ -115,6 +139,26 @@ class Call:
         ArgumentError
             The storage of a tensor has been freed since the call was checked. Nothing was sent.
         """
+        quick = self.quick
+        if quick is not None:
+            serving = self.serving  # noqa: F841  # see `Queue.is_within`
+            try:
+                number = quick(self.places)
+                if number is None:
+                    return None
+                if number >= 0:
+                    self.member.take_over(
+                        number, self.operation, self.tensors, self.timeout_s, quick
+                    )
+                    return None
+            except BaseException as error:
+                self.member.left_off(error, self.timeout_s)
+                raise
+        elif self.member.makes_whole_calls and not (self.async_op or self.following):
+            assert isinstance(self.operation, Operation)
+            self.quick = self.operation.quick_at(self.tensors)
+            self.places = tuple(tensor.data_ptr for tensor in self.tensors)
+            self.serving = self.member.serving
         self._check(self.operation, self.tensors)
         if self.following and isinstance(self.following, Sequence):
             for operation, tensors in self.following:
@@ -153,10 +197,13 @@ class _Item:
 
 
 class _UnderWay(NamedTuple):
-    """An operation of which a part has run: the rest of its program, and its messages' handles."""
+    """An operation of which a part has run: the rest of its program, and its messages' handles.
+
+    Without handles, its transport interprets the program.
+    """
 
     binding: Binding
-    steps: Iterator[BoundInstruction]
+    steps: Iterable[BoundInstruction]
     handles: list[Handle]
     tag: int
     deadline: float
@@ -212,12 +259,12 @@ class Communicator:
         self.store = store
         self._fit = fit
         self.table: Table | None = None  # costs and rules, once the ranks have met
-        self.tracer: Any = None  # `Tracer` of `ringcoll.tools.tracing`, while the group is traced
-        self.num_issued = self.nbytes_sent = 0
+        self._tracer: Any = None
+        self.makes_whole_calls = False  # whether a binding has a function for them
+        self._words = array("q", [0, 0, 0, 0, 0])  # of which the functions of `Quick` know
         self._queue: Queue[_Item] = Queue(f"ringcoll-{self.rank}", self._complete)
         self._comparison = CallComparison(store, self.monitor)
         self._has_met = self._is_crowded = False
-        self._history = 0
         self._streams: dict[torch.device, Streams] = {}
         self._lane: Lane | None = None  # of the operation that runs
         self._running: Sequence[Tensor] | None = None  # tensors of the operation that runs
@@ -243,7 +290,105 @@ class Communicator:
         if self.world_size > 1 and not self.token:
             self.token = flight_recorder.token(self.store)
 
+    @property
+    def num_issued(self) -> int:
+        """Number of calls so far."""
+        return self._words[_ISSUED]
+
+    @property
+    def nbytes_sent(self) -> int:
+        """Bytes that the rank has sent in operations that are over."""
+        return self._words[_SENT]
+
+    @property
+    def tracer(self) -> Any:
+        """The `Tracer` of `ringcoll.tools.tracing`, while the group is traced."""
+        return self._tracer
+
+    @tracer.setter
+    def tracer(self, tracer: Any) -> None:
+        self._tracer = tracer
+        self._set_ready()
+
     # --- calls ------------------------------------------------------------------------------
+
+    def _set_ready(self) -> None:
+        """Note whether calls may be made as a whole, by functions of `Quick`."""
+        is_open = self.state is GroupState.OPEN and self._has_met
+        self._words[_READY] = is_open and self._gives_way and self._tracer is None
+
+    @property
+    def serving(self) -> Any:
+        """The lock of who runs operations."""
+        return self._queue.serving
+
+    def run_quickly(
+        self,
+        quick: Quick,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+    ) -> bool:
+        """Run an operation, where it is bound to, as a whole; whether nothing was unusual."""
+        serving = self._queue.serving  # noqa: F841  # see `Queue.is_within`
+        try:
+            number = quick(None)
+            if number is None:
+                return True
+            if number < 0:
+                return False
+            self.take_over(number, operation, tensors, timeout_s, quick)
+        except BaseException as error:
+            self.left_off(error, timeout_s)
+            raise
+        return True
+
+    def left_off(self, error: BaseException, timeout_s: float) -> None:
+        """Break the group after an interrupt of a whole call, unless the call is over."""
+        if self._queue.serving._is_owned():
+            self._check_left(error, self.num_issued - 1, None, timeout_s)
+
+    def take_over(
+        self,
+        number: int,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        quick: Quick,
+    ) -> None:
+        """Go on with a call that has begun as a whole, and takes longer."""
+        item: _Item | None = None
+        serving = self._queue.serving
+        try:
+            try:
+                self._perform(number, operation, tensors, timeout_s, quick)
+            except NotYetError:
+                item = self._item(operation, tensors, timeout_s, (), None, [])
+                item.number = number
+                self._queue.items.appendleft(item)
+            self._words[_TAKEN] = 0
+            serving.release()
+            if item is not None:
+                self._call_thread(item, 1)
+                item.work.wait()
+        except BaseException as error:
+            self._check_left(error, number, item, timeout_s)
+            raise
+
+    def _quick(self, operation: Any, binding: Binding, tensors: Sequence[Tensor]) -> None:
+        """Give a binding its function for whole calls, if its transport can make them."""
+        whole, queue, progress = binding.program.interpreted, self._queue, self.progress
+        if whole is None or binding.loads or binding.stores or operation.inference:
+            return
+        words = self._words, binding.valid, operation.signature, operation.nbytes_sent, _SPREADS
+        addresses = tuple(map(Tensor.data_ptr, tensors))
+        objects = (
+            *(queue.serving.acquire, queue.serving.release, queue.items, observers),
+            *(_profiler, "_is_profiler_enabled", progress, "last", progress.begin_run),
+            *(operation, addresses, (False,), ()),
+        )
+        binding.quick = whole.quick(words, objects)
+        self.makes_whole_calls = True
 
     def remember(self, key: Any, operation: Operation) -> None:
         """Keep an operation for calls of the same key."""
@@ -277,6 +422,8 @@ class Communicator:
             with queue.turn:
                 if self.state is not GroupState.OPEN:
                     self._refuse()
+                words = self._words
+                words[_TAKEN] = 1
                 # To wake a thread takes longer than a short operation, and the thread takes the
                 # processor, and Python's lock, from its caller.
                 is_mine = (
@@ -289,12 +436,13 @@ class Communicator:
                     item = self._item(operation, tensors, timeout_s, following, lane, results)
                 # A function for a signal may make a call between two steps of Python that call
                 # something. Here is none: calls are in the queue in the order of their numbers.
-                number = self.num_issued
-                self.num_issued = number + num_parts
+                number = words[_ISSUED]
+                words[_ISSUED] = number + num_parts
                 if item is not None:
                     item.number = number
                     if not is_mine:
                         queue.items.append(item)
+                        words[_TAKEN] = 0  # what is in the queue keeps others out
             if not is_mine:
                 assert item is not None
                 self._call_thread(item, num_parts)
@@ -304,6 +452,7 @@ class Communicator:
                         self._begin(item)
                     elif lane is None and not following:
                         self._perform(number, operation, tensors, timeout_s)
+                        words[_TAKEN] = 0
                         serving.release()
                         return None
                     else:
@@ -312,6 +461,7 @@ class Communicator:
                     item = item or self._item(operation, tensors, timeout_s, (), None, results)
                     item.number = number
                     queue.items.appendleft(item)
+                words[_TAKEN] = 0
                 serving.release()
                 if item is not None and not item.work.done:
                     self._call_thread(item, num_parts)
@@ -343,6 +493,7 @@ class Communicator:
                 self._break_off(error, timeout_s)
         finally:
             if serving._is_owned():
+                self._words[_TAKEN] = 0
                 serving.release()
             is_error = isinstance(error, RingcollError)
             if item is not None and not is_error and item in self._queue.items:
@@ -368,7 +519,7 @@ class Communicator:
         lane: Lane | None,
         results: Sequence[Tensor],
     ) -> _Item:
-        make_work = Work if self.tracer is None else self.tracer.work
+        make_work = Work if self._tracer is None else self._tracer.work
         work = make_work(operation.name, results, self._queue.help)
         return _Item(operation, tensors, timeout_s, following, lane, work)
 
@@ -432,34 +583,39 @@ class Communicator:
     def _complete(self, item: _Item) -> None:
         """Run a call of the queue: `Work.wait` raises its error, this function an interrupt."""
         error: BaseException | None = None
+        complete = item.work.complete
         try:
-            if self.broken is not None:
-                if self._under_way is not None:
-                    self._end()
-                self._refuse()
-            elif self._under_way is not None:
-                self._go_on(item.number, item.operation, item.tensors, item.timeout_s)
-            else:
-                self._run(
-                    item.number, item.operation, item.tensors, item.timeout_s, item.following,
-                    item.lane,
-                )  # fmt: skip
+            try:
+                if self.broken is not None:
+                    if self._under_way is not None:
+                        self._end()
+                    self._refuse()
+                elif self._under_way is not None:
+                    self._go_on(item.operation, item.tensors, item.timeout_s)
+                else:
+                    self._run(
+                        item.number, item.operation, item.tensors, item.timeout_s, item.following,
+                        item.lane,
+                    )  # fmt: skip
+            except NotYetError:
+                raise
+            except Exception as raised:  # noqa: BLE001  # see above
+                error = raised
+                self._break_off(raised, item.timeout_s)
+            # A thread that waits may count on the tensors' memory being free.
+            item.tensors, item.following = (), ()
+            complete(error, None if item.lane is None else item.lane.end)
         except NotYetError:
             raise
-        except BaseException as raised:  # noqa: BLE001  # see above
-            error = raised
-            self._break_off(raised, item.timeout_s)
-        # A thread that waits may count on the tensors' memory being free.
-        item.tensors, item.following = (), ()
-        interrupt = None
-        if not isinstance(error, Exception | None):
+        except BaseException as interrupt:
+            # It may have come when the operation was over, which must not run again.
+            if not item.work.done:
+                self._break_off(interrupt, item.timeout_s)
+                item.tensors, item.following = (), ()
+                text = f"rank {self.rank} was interrupted: {described(interrupt)}"
+                complete(GroupBrokenError(text), None if item.lane is None else item.lane.end)
             if threading.current_thread() not in self._queue.threads:
-                interrupt = error
-            text = f"rank {self.rank} was interrupted: {described(error)}"
-            error = GroupBrokenError(text)
-        item.work.complete(error, None if item.lane is None else item.lane.end)
-        if interrupt is not None:
-            raise interrupt
+                raise
 
     def _run(
         self,
@@ -488,19 +644,25 @@ class Communicator:
             self._following = ()
 
     def _perform(
-        self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
+        self,
+        number: int,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        begun: Quick | None = None,
     ) -> None:
         if operation.inference and not torch.is_inference_mode_enabled():
             with torch.inference_mode():  # the caller's mode, which holds for its thread only
                 self._perform(number, operation, tensors, timeout_s)
             return
-        progress, tracer = self.progress, self.tracer
+        progress, tracer = self.progress, self._tracer
         self._running = tensors
         progress.current = current = number, operation
         progress.thread = get_ident()
-        before, progress.last = progress.last, current
-        if operation is not before[1] or number != before[0] + 1:
-            progress.begin_run(before)
+        if begun is None:
+            before, progress.last = progress.last, current
+            if operation is not before[1] or number != before[0] + 1:
+                progress.begin_run(before)
         if not self.monitor.awake:
             self.monitor.wake()
         if tracer is not None:
@@ -516,25 +678,41 @@ class Communicator:
             if self._lane is not None and isinstance(operation, Operation):
                 self._lane.use(operation.memory_of(tensors))  # it may be dropped before it is read
                 operation.move(self._lane.key)
-            binding = operation.binding(tensors, self.transport, self._workspace, self._is_crowded)
-            # The history is made of all operations until now: if ranks have disagreed on an
-            # operation that took no waiting, the next message does not match.
-            self._history = (self._history + operation.signature) * _SPREADS & 0x7FFFFFFF
-            tag = (self._history ^ number) & 0x7FFFFFFF
-            if tracer is not None:
-                binding = tracer.traced(operation, binding, tag)
-            for load, index in binding.loads:
-                load(tensors[index])
-            steps = iter(binding.program)
-            handles: list[Handle] = []
+            words = self._words
+            if begun is None:
+                binding = operation.binding(
+                    tensors, self.transport, self._workspace, self._is_crowded
+                )
+                # The history is made of all operations until now: if ranks have disagreed on an
+                # operation that took no waiting, the next message does not match.
+                history = (words[_HISTORY] + operation.signature) * _SPREADS & 0x7FFFFFFF
+                words[_HISTORY] = history
+                tag = (history ^ number) & 0x7FFFFFFF
+                if tracer is not None:
+                    binding = tracer.traced(operation, binding, tag)
+                for load, index in binding.loads:
+                    load(tensors[index])
+            else:
+                assert isinstance(operation, Operation)
+                binding, tag = operation.binding_of(begun), 0
+            program, handles = binding.program, list[Handle]()
+            steps: Iterable[BoundInstruction] = iter(program.items)
             try:
+                if program.interpreted is not None:
+                    if begun is None:
+                        program.interpreted.begin(tag)
+                    else:
+                        tag = program.interpreted.adopt()
+                    steps = interpreted(program, deadline, progress, handles)
                 drive(steps, tag, binding.wait, deadline, progress, handles)
             except NotYetError:
                 self._under_way = _UnderWay(binding, steps, handles, tag, deadline)
                 raise
             for store, index in binding.stores:
                 store(tensors[index])
-            self.nbytes_sent += operation.nbytes_sent
+            words[_SENT] += operation.nbytes_sent
+            if program.interpreted is not None and binding.quick is None and words[_READY]:
+                self._quick(operation, binding, tensors)
             if self._lane is not None and not self.transport.waits_on_host:
                 self._watch_stream(number, operation, binding, handles, timeout_s)
         except NotYetError:
@@ -551,26 +729,27 @@ class Communicator:
         """Note that the operation that has run is over, or will not go on."""
         self._under_way = self._running = None
         self.progress.end()
-        if self.tracer is not None:
-            self.tracer.end()
+        if self._tracer is not None:
+            self._tracer.end()
 
     def _go_on(
-        self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
+        self, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
     ) -> None:
-        wait = self.progress.wait
         assert self._under_way is not None
-        assert wait is not None
         binding, steps, handles, tag, deadline = self._under_way
-        self._under_way = None
-        progress = self.progress
+        self._under_way, progress = None, self.progress
         progress.thread = get_ident()
         try:
             with torch.inference_mode() if operation.inference else contextlib.nullcontext():
-                drive([wait], tag, binding.wait, deadline, progress, handles)
+                if handles:
+                    assert progress.wait is not None
+                    drive([progress.wait], tag, binding.wait, deadline, progress, handles)
+                else:
+                    steps = interpreted(binding.program, deadline, progress, handles)
                 drive(steps, tag, binding.wait, deadline, progress, handles)
                 for store, index in binding.stores:
                     store(tensors[index])
-            self.nbytes_sent += operation.nbytes_sent
+            self._words[_SENT] += operation.nbytes_sent
         except BaseException as error:  # noqa: BLE001  # it is raised
             self._fail(error, timeout_s)
         finally:
@@ -603,8 +782,8 @@ class Communicator:
             # A second interrupt has come: peers must not read on in this rank's memory.
             self._break(error)
             raise
-        if self.tracer is not None:
-            self.tracer.failed(raised)
+        if self._tracer is not None:
+            self._tracer.failed(raised)
         if raised is error:
             raise error
         raise raised from None  # the error that woke the wait is not the cause
@@ -657,6 +836,7 @@ class Communicator:
         if transport.waits_briefly:
             self._gives_way = not self._comparison.compares_each
             transport.gives_way = self._hears
+            self._set_ready()
         if transport.direct_from is not None:
             transport.direct_from = self.table.parameters.direct_from or transport.direct_from
 
@@ -707,6 +887,7 @@ class Communicator:
             if self.broken is None:
                 self.broken = _without_frames(error)
                 self.state = max(self.state, GroupState.BROKEN)
+                self._set_ready()
             self.progress.abandon(self.broken)
         finally:
             self.transport.abort()
@@ -737,6 +918,7 @@ class Communicator:
     def disown(self) -> None:
         """Let every call raise an error, in a forked process: its parent has the group."""
         self.state = GroupState.FOREIGN  # the parent's threads and connections stay as they are
+        self._set_ready()
         # Threads that are not here any more may hold the others.
         self._queue.turn, self._queue.serving = threading.RLock(), threading.RLock()
 
@@ -838,6 +1020,7 @@ class Communicator:
         if self.state >= GroupState.CLOSED:
             return
         self.state = GroupState.CLOSED
+        self._set_ready()
         # Nobody takes part in the queued operations of a broken group: to wait for them is in vain.
         if self.broken is not None or not self._queue.close(drain_s, running_s):
             self.broken = self.broken or GroupBrokenError(f"rank {self.rank}: the group was closed")

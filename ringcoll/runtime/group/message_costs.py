@@ -32,11 +32,14 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import count
 from statistics import median
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError
+from ringcoll.runtime.operation import BoundInstruction, Posting, Program, Wait, run
 from ringcoll.runtime.transport import Handle, Message, Transport, settle
 from ringcoll.schedules.cost import Parameters
 
@@ -57,6 +60,7 @@ _ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk wou
 _ADDED_ON_GPU = 1 << 25  # bytes; it takes longer than the launch
 _ADDITIONS = 20
 CPU = torch.device("cpu")
+_NOBODY: Any = SimpleNamespace(wait=None)  # watches the waits
 
 
 class _Exchange:
@@ -73,20 +77,23 @@ class _Exchange:
 
     def ready(self, receives: list[Message], sends: list[Message]) -> Callable[[], None]:
         """Make a step ready, as a plan does: the function posts its messages, and waits."""
-        return self.waiting(self.transport.bind(receives, sends))
+        return self.waiting(self.transport.bind(receives, sends), receives, sends)
 
-    def waiting(self, start: Callable[[int], list[Handle]]) -> Callable[[], None]:
-        """A step that starts messages, and waits for them."""
-        wait = self.transport.wait
+    def waiting(
+        self, start: Callable[[int], list[Handle]], receives: list[Message], sends: list[Message]
+    ) -> Callable[[], None]:
+        """A step that starts messages, and waits for them, as a plan's program does."""
+        both = enumerate([*receives, *sends])
+        waits = [Wait(n, message.peer, 0, n < len(receives)) for n, message in both]
+        items: list[BoundInstruction] = [Posting(start, receives, sends), *waits]
+        program = Program(items, self.transport.interpret(items, {}))
 
         def step() -> None:
-            for handle in start(0):
-                left = self._deadline - time.monotonic()
-                if left <= 0:
-                    raise CollectiveTimeoutError(
-                        f"rank {self.rank} could not measure within {self.timeout_s:g} s"
-                    )
-                wait(handle, left)
+            if time.monotonic() >= self._deadline:
+                raise CollectiveTimeoutError(
+                    f"rank {self.rank} could not measure within {self.timeout_s:g} s"
+                )
+            run(program, 0, self.transport.wait, self._deadline, _NOBODY)
             if self.on_gpu:
                 settle([self.device])
 
@@ -200,7 +207,9 @@ def _exchange_s(exchange: _Exchange) -> float:
     transport = exchange.transport
     others = [peer for peer in range(transport.world_size) if peer != transport.rank]
     receives = [_messages([peer], exchange.into, _SHORT)[0] for peer in others]
-    step = exchange.waiting(transport.bind_exchange(receives, exchange.out[:_SHORT], _TAG))
+    start = transport.bind_exchange(receives, exchange.out[:_SHORT], _TAG)
+    sends = _messages(others, exchange.out[:_SHORT], 0)
+    step = exchange.waiting(start, receives, sends)
     return median(_times(exchange, others, step, _MOST))
 
 

@@ -21,6 +21,7 @@ from .files import replace_file as replace_file
 from .files import text_of as text_of
 from .settings import DUMP as DUMP
 from .settings import FOREVER_S as FOREVER_S
+from .settings import INTERPRETERS as INTERPRETERS
 from .settings import TRANSPORT_VARIABLES as TRANSPORT_VARIABLES
 from .settings import compares_calls as compares_calls
 from .settings import dump_folder as dump_folder
@@ -28,6 +29,7 @@ from .settings import error_file as error_file
 from .settings import expandable_segments as expandable_segments
 from .settings import forced_transport as forced_transport
 from .settings import hang_notice_s as hang_notice_s
+from .settings import interpreter as interpreter
 from .settings import ranks_may_share_gpus as ranks_may_share_gpus
 from .settings import seconds_of as seconds_of
 from .settings import tuning_file as tuning_file

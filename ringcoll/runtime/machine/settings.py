@@ -9,6 +9,8 @@ No other module reads the environment's variables of the library:
 ``RINGCOLL_TUNING``           a file of ``ringcoll tune`` or ``ringcoll fit``; ``off``: no
                               measurement is read or kept
 ``RINGCOLL_REDUCTION``        the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
+``RINGCOLL_INTERPRETER``      what runs programs over shared memory: ``auto``, ``c`` or
+                              ``python``
 ``RINGCOLL_VERIFY_MESSAGES``  ``1``: messages have checksums; ``0``: none has
 ``RINGCOLL_FAULTS``           faults on purpose: see `ringcoll.runtime.transport.faulty`
 ``RINGCOLL_HANG_NOTICE``      seconds after which a rank says that it waits, 10 by default;
@@ -44,6 +46,7 @@ TRANSPORT_VARIABLES = {"cpu": "RINGCOLL_TRANSPORT", "cuda": "RINGCOLL_CUDA_TRANS
 """The variable that forces a transport, by the type of the tensors' device."""
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _TUNING, _REDUCTION = "RINGCOLL_TUNING", "RINGCOLL_REDUCTION"
+INTERPRETERS = "RINGCOLL_INTERPRETER"
 VERIFY_MESSAGES, FAULTS = "RINGCOLL_VERIFY_MESSAGES", "RINGCOLL_FAULTS"
 DUMP, HANG_NOTICE = "RINGCOLL_DUMP", "RINGCOLL_HANG_NOTICE"
 _DEBUG, _DETAIL = "RINGCOLL_DEBUG", "detail"
@@ -102,10 +105,22 @@ def reduction() -> str:
 
     Raises `ArgumentError` for another value.
     """
-    name = os.environ.get(_REDUCTION, "") or "auto"
-    if name not in ("auto", "cupy", "torch"):
-        expected = "one of auto, cupy, torch"
-        raise ArgumentError("no engine has this name", _REDUCTION, expected, name)
+    return _one_of(_REDUCTION, "auto", "cupy", "torch")
+
+
+def interpreter() -> str:
+    """What runs programs over shared memory: ``"c"``, ``"python"``, or ``"auto"``.
+
+    Raises `ArgumentError` for another value.
+    """
+    return _one_of(INTERPRETERS, "auto", "c", "python")
+
+
+def _one_of(variable: str, *names: str) -> str:
+    name = os.environ.get(variable, "") or names[0]
+    if name not in names:
+        expected = f"one of {', '.join(names)}"
+        raise ArgumentError("it has no such value", variable, expected, name)
     return name
 
 

@@ -1,7 +1,11 @@
 from .executor import BoundInstruction as BoundInstruction
 from .executor import Posting as Posting
+from .executor import Program as Program
 from .executor import Reading as Reading
+from .executor import bind as bind
 from .executor import drive as drive
+from .executor import interpreted as interpreted
+from .executor import run as run
 from .instructions import Combine as Combine
 from .instructions import Layout as Layout
 from .instructions import Move as Move
@@ -18,5 +22,6 @@ from .operation import is_short as is_short
 from .operation import needs_equal_blocks as needs_equal_blocks
 from .plan import Plan as Plan
 from .plan import compile_plan as compile_plan
+from .plan import listing as listing
 from .stage import Stage as Stage
 from .stage import fusible as fusible

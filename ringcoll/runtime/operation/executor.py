@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from types import SimpleNamespace
 from typing import NamedTuple, Protocol
 
@@ -29,7 +29,16 @@ from torch import Tensor
 from ringcoll.runtime.operation.instructions import ALIGNMENT, Combine, Post, Region, Wait
 from ringcoll.runtime.operation.plan import Plan
 from ringcoll.runtime.reduction import TORCH, Engine, Reduction
-from ringcoll.runtime.transport import AroundTransport, Exchange, Handle, Message, Start, Transport
+from ringcoll.runtime.transport import (
+    AroundTransport,
+    Exchange,
+    Handle,
+    Interpreted,
+    LocalWork,
+    Message,
+    Start,
+    Transport,
+)
 
 _PIECE = 1 << 20  # bytes of a lent message that are read and reduced at a time
 _LEAST_S = 0.001  # a wait whose time is up still looks whether the message is there
@@ -57,6 +66,13 @@ BoundInstruction = Wait | Posting | Reading | Callable[[], object]
 """An instruction that is bound to memory: wait, start messages, or local work."""
 
 
+class Program(NamedTuple):
+    """The items of a bound program, and what runs them all, if the transport does."""
+
+    items: Sequence[BoundInstruction]
+    interpreted: Interpreted | None = None
+
+
 class Watch(Protocol):
     """Gets the message that is being waited for."""
 
@@ -72,7 +88,7 @@ def bind(
     *,
     reduction: Reduction | None = None,
     engine: Engine = TORCH,
-) -> list[BoundInstruction]:
+) -> Program:
     """Bind each of a plan's instructions to memory."""
     own = next((tensor for tensor in (*outputs, *inputs) if tensor.numel()), workspace)
     workspace = workspace[_apart(own, workspace) :] if plan.workspace_numel else workspace
@@ -106,6 +122,7 @@ def bind(
     borrowed = {number for sources in lent.values() for number in sources.values()}
     num_messages = 0
     program: list[BoundInstruction] = []
+    works: dict[int, LocalWork] = {}  # what items of the program do
     thin: dict[int, Tensor] = {}  # totals that are sent next, in the wire dtype
     for index, instruction in enumerate(plan.instructions):
         if isinstance(instruction, Wait):
@@ -136,6 +153,10 @@ def bind(
             if narrow is not work and index in plan.departing:
                 rounded = thin[instruction.into] = _like(into, into.numel(), wire)
             run = partial(engine.bind, reduction, [into], world_size=finished, narrow=rounded)
+            if rounded is None and engine is TORCH:
+                about = into, sources, reduction, transport.world_size, lent.get(index, {})
+                if described := _describe(instruction, *about):
+                    works[len(program)] = described
             if index not in lent:
                 program.append(run(sources))
                 continue
@@ -155,8 +176,29 @@ def bind(
                 )
                 program.append(Reading(numbers, borrower))
         else:
-            program.append(partial(view(instruction.into).copy_, view(instruction.source)))
-    return program
+            into, source = view(instruction.into), view(instruction.source)
+            works[len(program)] = LocalWork(into, [source])
+            program.append(partial(into.copy_, source))
+    return Program(program, transport.interpret(program, works))
+
+
+def _describe(
+    combine: Combine,
+    into: Tensor,
+    sources: Sequence[Tensor],
+    reduction: Reduction,
+    world_size: int,
+    lent: Mapping[int, int],
+) -> LocalWork | None:
+    """What a reduction does, if its operator and a division say all of it."""
+    finishes = combine.final and reduction.finish is not None
+    is_average = reduction.operator.name == "avg" and reduction.wire_dtype is reduction.work_dtype
+    if reduction.operator.user is not None or reduction.combine_all is not None:
+        return None
+    if finishes and not is_average:
+        return None
+    divisor = world_size if finishes else 0
+    return LocalWork(into, [*sources], reduction.operator.name, lent, divisor)
 
 
 def _at_place(exchange: Exchange, steps: Sequence[Callable[[], object]]) -> None:
@@ -273,6 +315,38 @@ def _apart(tensor: Tensor, memory: Tensor) -> int:
     return (begin - start) % ALIGNMENT
 
 
+def interpreted(
+    program: Program, deadline: float, watch: Watch, handles: list[Handle]
+) -> Iterable[BoundInstruction]:
+    """Run what the transport interprets of a program that has begun; return what is left.
+
+    ``handles`` get those of the messages that were begun. Raises as `Transport.wait`; after a
+    `NotYetError`, the next call goes on.
+    """
+    assert program.interpreted is not None
+    rest = program.interpreted.go_on(deadline, watch)
+    if rest is None:
+        return ()
+    handles += rest[1]
+    return islice(program.items, rest[0], None)
+
+
+def run(
+    program: Program,
+    tag: int,
+    wait: Callable[[Handle, float], None],
+    deadline: float,
+    watch: Watch,
+) -> None:
+    """Run a program to its end, by its transport as far as that interprets it; see `drive`."""
+    handles: list[Handle] = []
+    items: Iterable[BoundInstruction] = program.items
+    if program.interpreted is not None:
+        program.interpreted.begin(tag)
+        items = interpreted(program, deadline, watch, handles)
+    drive(items, tag, wait, deadline, watch, handles)
+
+
 def drive(
     program: Iterable[BoundInstruction],
     tag: int,
@@ -336,6 +410,6 @@ def rehearse(
     small = replace(plan, regions=regions, arriving_numel=numel, workspace_numel=numel)
     memory = [inputs], [outputs], workspace
     program = bind(small, *memory, silent, reduction=reduction, engine=engine)
-    drive(program, 0, silent.wait, math.inf, SimpleNamespace(wait=None))
+    drive(program.items, 0, silent.wait, math.inf, SimpleNamespace(wait=None))
     results = outputs.view(result_dtype) if reduction is None else reduction.decode(outputs)
     torch.empty(numel, 2, dtype=results.dtype, device=device)[:, 0].copy_(results)  # with a stride

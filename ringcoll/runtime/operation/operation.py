@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import logging
 import zlib
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -28,12 +29,12 @@ import torch
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.operation.executor import BoundInstruction, Silent, bind, rehearse
+from ringcoll.runtime.operation.executor import Program, Silent, bind, rehearse
 from ringcoll.runtime.operation.instructions import Layout, Wait
 from ringcoll.runtime.operation.plan import Plan, compile_plan
 from ringcoll.runtime.operation.stage import Load, Stage
 from ringcoll.runtime.reduction import SERIAL_NUMEL
-from ringcoll.runtime.transport import Handle, NarrowTransport, Transport, has_streams
+from ringcoll.runtime.transport import Handle, NarrowTransport, Quick, Transport, has_streams
 from ringcoll.schedules import Contract, OperandOrder, Schedule
 from ringcoll.schedules.algorithms import Algorithm, find, passes_on_blocks, proved_schedule
 from ringcoll.schedules.cost import Choice, Rule, Table, choose, segment_count, under_rules
@@ -203,21 +204,24 @@ class Binding:
 
     ``loads`` copy tensors in before the program runs, ``stores`` copy results out; ``wait`` is
     `Transport.wait`, ``is_over`` is `Transport.is_over`; ``last_run`` is the number of the last run
-    with this binding.
+    with this binding; ``quick`` makes whole calls with it, as long as ``valid`` holds 1: other
+    memory may take the place of what it is bound to.
     """
 
     loads: Sequence[Load]
-    program: Sequence[BoundInstruction]
+    program: Program
     stores: Sequence[Load]
     wait: Callable[[Handle, float], None]
     is_over: Callable[[Handle], bool]
     last_run: int = 0
+    quick: Quick | None = None
+    valid: array[int] = field(default_factory=lambda: array("q", [1]))
 
     def waits(self, handles: Sequence[Handle]) -> list[tuple[Wait, Callable[[], bool]]]:
         """The waits of a run, in order, each with a function: whether its message is over."""
         return [
             (item, partial(self.is_over, handles[item.message]))
-            for item in self.program
+            for item in self.program.items
             if isinstance(item, Wait)
         ]
 
@@ -316,6 +320,8 @@ class Operation:
 
     def forget(self) -> None:
         """Let go of all bindings."""
+        for binding in tuple(self.bindings.values()):
+            binding.valid[0] = 0
         self.bindings.clear()
 
     def move(self, lane_key: object) -> None:
@@ -359,6 +365,15 @@ class Operation:
                     self.bindings[places] = binding
         binding.last_run = run
         return binding
+
+    def quick_at(self, tensors: Sequence[Tensor]) -> Quick | None:
+        """What makes whole calls of tensors that the operation is bound to."""
+        binding = self.bindings.get(tuple(map(Tensor.data_ptr, tensors)))
+        return None if binding is None else binding.quick
+
+    def binding_of(self, quick: Quick) -> Binding:
+        """The binding with a function for whole calls."""
+        return next(binding for binding in self.bindings.values() if binding.quick is quick)
 
     def _make_room(self) -> None:
         """Let go of bindings that are not used any more, before another one is made.
@@ -425,7 +440,7 @@ class Turn:
 
     def binding(self, tensors: Sequence[Tensor], transport: Transport, *memory: object) -> Binding:
         """A program that calls the function."""
-        return Binding((), [self._function], (), transport.wait, transport.is_over)
+        return Binding((), Program([self._function]), (), transport.wait, transport.is_over)
 
 
 def is_short(nbytes: int, device: torch.device) -> bool:

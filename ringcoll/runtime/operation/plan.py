@@ -53,6 +53,7 @@ from ringcoll.schedules import (
     Schedule,
     Send,
     Step,
+    contract,
     sends_alike,
 )
 
@@ -511,6 +512,54 @@ class _Compiler:
                     continue
             result.append((into, local))
         return result
+
+
+_SPACES = ("in", "out", "scratch", "staging", "packing", "staging")
+
+
+def listing(schedule: Schedule, rank: int) -> list[tuple[str, str]]:
+    """The program of a rank in words: instructions, of chunks of one element each.
+
+    Examples
+    --------
+    >>> from ringcoll.schedules.algorithms import schedule_of
+    >>> for row in listing(schedule_of("broadcast", "linear", 3), 0):
+    ...     print(*row)
+    send m0 to 1: in[0:1]
+    send m1 to 2: in[0:1]
+    copy out[0:1] = in[0:1]
+    wait until m0 was taken
+    wait until m1 was taken
+    """
+    rules, world_size = contract(schedule.collective), schedule.world_size
+    ends = [(each, world_size, schedule.root) for each in range(world_size)]
+    blocks = {block for end in ends for block in (*rules.inputs(*end), *rules.outputs(*end))}
+    numel = rules.chunks_per_block(schedule.num_chunks, world_size)
+    plan = compile_plan(schedule, rank, Layout(tuple((block, numel) for block in sorted(blocks))))
+
+    def at(number: int) -> str:
+        space, _, offset, numel = plan.regions[number]
+        return f"{_SPACES[space]}[{offset}:{offset + numel}]"
+
+    rows: list[tuple[str, str]] = []
+    messages = 0
+    for item in plan.instructions:
+        match item:
+            case Post(receives=receives, sends=sends):
+                for way, word, each in (("from", "receive", receives), ("to", "send", sends)):
+                    for peer, view, _ in each:
+                        rows.append((word, f"m{messages} {way} {peer}: {at(view)}"))
+                        messages += 1
+            case Wait(message=message, is_receive=is_receive):
+                rows.append(
+                    ("wait", f"for m{message}" if is_receive else f"until m{message} was taken")
+                )
+            case Move(into=into, source=source):
+                rows.append(("copy", f"{at(into)} = {at(source)}"))
+            case Combine(into=into, sources=sources, final=final):
+                total = " + ".join(map(at, sources))
+                rows.append(("combine", f"{at(into)} = {total}{', complete' if final else ''}"))
+    return rows
 
 
 # The groups of a program mostly begin with the same calls. A plan is kept as long as a group keeps

@@ -4,8 +4,11 @@ from . import streams as streams
 from .base import AroundTransport as AroundTransport
 from .base import Exchange as Exchange
 from .base import Handle as Handle
+from .base import Interpreted as Interpreted
+from .base import LocalWork as LocalWork
 from .base import Message as Message
 from .base import NotYetError as NotYetError
+from .base import Quick as Quick
 from .base import Start as Start
 from .base import Transport as Transport
 from .base import settle as settle
@@ -27,6 +30,7 @@ from .shared.memory import PIECE as PIECE
 from .shared.memory import PIECES as PIECES
 from .shared.memory import SHORT as SHORT
 from .shared.memory import SharedMemory as SharedMemory
+from .shared.program import compiled as compiled
 from .shared.tensors import can_move as can_move
 from .shared.tensors import empty_shared as empty_shared
 from .shared.tensors import is_long as is_long

@@ -21,7 +21,8 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -60,6 +61,49 @@ class Exchange(Protocol):
         """The memory in which a lent receive of this position comes to a place.
 
         Others may read it until the next run but one.
+        """
+
+
+@dataclass(slots=True)
+class LocalWork:
+    """Local work of a program, for a transport that can interpret programs: a copy, or a reduction.
+
+    ``lent`` has the numbers of the messages that some of the sources come with, by their positions.
+    ``operator`` is the name of an operator whose result on ``dtype`` is that of torch's function of
+    two operands; ``None`` of a copy. A total is divided by ``divisor``, if it is not 0.
+    """
+
+    into: Tensor
+    sources: Sequence[Tensor]
+    operator: str | None = None
+    lent: Mapping[int, int] = field(default_factory=dict)
+    divisor: int = 0
+
+
+Quick = Callable[[tuple[Callable[[], int], ...] | None], int | None]
+"""A whole call, made where nothing is unusual. Functions tell the addresses of the tensors, if
+these may have moved; ``None`` if not. It returns ``None`` if the call is over, -1 if it has not
+begun, and else its number: `Interpreted.go_on` goes on, in the turn that it has taken."""
+
+
+class Interpreted(Protocol):
+    """A program that its transport runs: see `Transport.interpret`."""
+
+    def quick(self, words: Sequence[Any], objects: Sequence[object]) -> Quick:
+        """Make a function for whole calls; see `ringcoll.runtime.group.communicator`."""
+
+    def adopt(self) -> int:
+        """Take over a run that a function of `quick` has begun, for `go_on`; return its tag."""
+
+    def begin(self, tag: int) -> None:
+        """Begin a run, which `go_on` goes on with; ``tag`` is mixed into the tags of messages."""
+
+    def go_on(self, deadline: float, watch: Any) -> tuple[int, list[Handle]] | None:
+        """Run on, to the end (``None``).
+
+        Otherwise return the number of the item from which on the program has to be run in another
+        way, and the handles of the messages so far. ``watch.wait`` becomes the item that is waited
+        for. Raises as `Transport.wait`, after which it goes on if that was a `NotYetError`.
         """
 
 
@@ -155,6 +199,14 @@ class Transport(Protocol):
         waited for all receives of its last one, and has read what was lent to it.
         """
         raise TransportError(f"the transport {self.name} has no exchanges")
+
+    def interpret(self, items: Sequence[Any], works: Mapping[int, LocalWork]) -> Interpreted | None:
+        """Make a program that the transport runs as a whole; ``None`` if it does not.
+
+        ``items`` are those of `ringcoll.runtime.operation.executor`, and ``works`` says what some
+        of them do, by their numbers.
+        """
+        return None
 
     def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
         """Start messages once; return a handle for each, receives first."""

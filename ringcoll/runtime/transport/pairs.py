@@ -115,7 +115,7 @@ class PairsTransport(AroundTransport):
         self.lends_from = self.below.lends_from
         if self._far is None:  # every call goes straight to the transport below
             self.waits_briefly = self.below.waits_briefly
-            for name in ("bind", "bind_exchange", "wait", "view", "read", "release"):
+            for name in ("bind", "bind_exchange", "interpret", "wait", "view", "read", "release"):
                 setattr(self, name, getattr(self.below, name))
 
     def _gave_up(self) -> PeerLostError:

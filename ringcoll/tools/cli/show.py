@@ -64,6 +64,7 @@ _LEGEND = {
         ringcoll show tree broadcast -k 8 --root 3
         ringcoll show hierarchical all_reduce -k 8 --hosts 2
         ringcoll show ring all_reduce -k 4 --primitives --rank 1
+        ringcoll show ring all_reduce -k 3 --program
         ringcoll show bruck all_gather -k 5 --text > bruck.txt
         ringcoll show ring all_reduce -k 64 --ranks 0-3,63
         ringcoll show star.py:star all_reduce
@@ -77,7 +78,10 @@ _LEGEND = {
 @options.schedule_options
 @click.option("--primitives", "as_primitives", is_flag=True,
               help="Print the program of one rank in NCCL's vocabulary.")  # fmt: skip
-@click.option("--rank", type=click.IntRange(min=0), help="The rank for --primitives; 0.")
+@click.option("--program", "as_program", is_flag=True,
+              help="Print what one rank does, instruction by instruction, in memory.")  # fmt: skip
+@click.option("--rank", type=click.IntRange(min=0),
+              help="The rank for --primitives and --program; 0.")  # fmt: skip
 @click.option("--ranks", type=options.rank_numbers, metavar="RANKS",
               help="Draw the columns of these ranks only: numbers and ranges, such as "
               "0-3,7.")  # fmt: skip
@@ -101,6 +105,7 @@ _LEGEND = {
 @options.json_option
 def show(
     as_primitives: bool,
+    as_program: bool,
     rank: int | None,
     ranks: tuple[int, ...] | None,
     as_text: bool,
@@ -126,13 +131,16 @@ def show(
         _show_network(Path(asked["algorithm"]).expanduser(), output, as_json=as_json)
         return
     ending = "" if output is None else output.suffix.lower()
-    printed = as_primitives or as_text or as_json  # and not the grid
+    of_a_rank = as_primitives or as_program
+    printed = of_a_rank or as_text or as_json  # and not the grid
     one_step, of_page = step is not None, bool(beside or trace_file)
     animated = moving or one_step or ending in (".gif", ".html")
     refused = {
         "--text goes with neither --json nor --primitives": as_text and (as_primitives or as_json),
+        "--program goes with neither --text nor --primitives":
+            as_program and (as_text or as_primitives),
         "--ranks goes with the grid": ranks is not None and printed,
-        "--rank goes with --primitives": rank is not None and not as_primitives,
+        "--rank goes with --primitives and --program": rank is not None and not of_a_rank,
         "--output goes with --step, --moving or --grid only":
             output is not None and (printed or ranks is not None),
         "--step, --moving and --grid go with --output":
@@ -185,6 +193,8 @@ def show(
         echo(schedule.to_text(), nl=False)
     elif as_primitives:
         _show_primitives(schedule, rank or 0, title, as_json=as_json)
+    elif as_program:
+        _show_program(schedule, rank or 0, title, as_json=as_json)
     else:
         _show_grid(schedule, title, entry.summary, ranks, as_json=as_json)
 
@@ -231,6 +241,21 @@ def _show_primitives(schedule: Schedule, rank: int, title: str, *, as_json: bool
     echo(f"{title}: rank {rank}\n")
     for number, word in enumerate(words):
         echo(f"{number:4}  {word}")
+
+
+def _show_program(schedule: Schedule, rank: int, title: str, *, as_json: bool) -> None:
+    from ringcoll.runtime.operation import listing  # here, as its file imports torch
+
+    if rank >= schedule.world_size:
+        raise click.UsageError(f"--rank: rank {rank} is not in {title}")
+    rows = listing(schedule, rank)
+    if as_json:
+        print_json(header(schedule) | {"rank": rank, "program": [" ".join(row) for row in rows]})
+        return
+    echo(f"{title}: rank {rank}, each chunk an element\n")
+    width = max((len(word) for word, _ in rows), default=0)
+    for number, (word, what) in enumerate(rows):
+        echo(f"{number:4}  {word:{width}}  {what}")
 
 
 def _show_grid(

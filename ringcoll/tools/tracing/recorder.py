@@ -24,6 +24,7 @@ from ringcoll.runtime.operation import (
     Plan,
     Post,
     Posting,
+    Program,
     Reading,
     Space,
     Turn,
@@ -176,7 +177,7 @@ class Tracer:
         _, steps = self._known[id(plan)]
         program: list[BoundInstruction] = []
         first_message = 0
-        both = zip(plan.instructions, binding.program, strict=True)
+        both = zip(plan.instructions, binding.program.items, strict=True)
         for step, (instruction, bound) in zip(steps.instructions, both, strict=True):
             if isinstance(bound, Wait):
                 program.append(bound)
@@ -196,7 +197,7 @@ class Tracer:
         last = max(steps.instructions, default=0)
         return Binding(
             [(self._noting(record, load, "copy", 0), number) for load, number in binding.loads],
-            program,
+            Program(program),
             [(self._noting(record, copy, "copy", last), number) for copy, number in binding.stores],
             self._waiting(record, binding.wait, steps),
             binding.is_over,

@@ -24,6 +24,9 @@ The kernel needs time to find each of the sender's pages. From some length on th
 than a second copy takes; the length differs from machine to machine, and groups measure it
 (`Transport.direct_from`).
 
+How far a channel is lies in an array of words, which the interpreter of programs in C reads and
+writes, too (`ringcoll.runtime.transport.shared.program`).
+
 A rank that writes for a sleeping peer rings the peer's bell: each ring is another number, so that
 none is missed that comes between a look and the sleep. A rank says that it sleeps before it looks
 for the last time; a rank looks for sleepers after it has written, each with a fence between: one of
@@ -34,15 +37,16 @@ from __future__ import annotations
 
 import ctypes
 import select
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from ringcoll.errors import PeerLostError, TransportError
-from ringcoll.runtime.transport.base import Message, bytes_at
+from ringcoll.runtime.transport.base import Handle, Message, bytes_at
 from ringcoll.runtime.transport.shared.memory import (
     BELL,
     DEPTH,
@@ -78,6 +82,17 @@ _ENTRY_WORDS = ENTRY // WORD
 FENCES = not is_ordered()
 """Whether what is written, and what is read, has to be kept in order."""
 _MOST_KNOWN = 256  # lengths of messages whose places are remembered
+# The words of a channel: the two ranks; addresses of their memory, and of what lies there (messages
+# to the peer, its acknowledgements, its messages, own acknowledgements, its pieces, and how many);
+# the peer's process, what ends with it, the bytes from which it reads messages here; how far it is.
+_ACKED, _DIRECT_FROM, _NEXT_OUT, NEXT_IN, _NUM_RINGS, NUM_HELD, _NUM_EARLY = 5, *range(12, 18)
+_UNREAD = range(18, 18 + PIECES)
+"""Numbers of pieces that the peer may still have to read, or 0."""
+# The words of all places for pieces, and of each of them: how often it was written, its readers,
+# and for each of these where its number will stand, and the number.
+_FIRST_ROW, _FIRST_READER = 3, 2
+BY_PYTHON = 10
+"""The word of a rank that is set where Python starts messages, which may stay in its queues."""
 
 
 class Pieces:
@@ -87,35 +102,46 @@ class Pieces:
     other peer.
     """
 
-    def __init__(self, memory: SharedMemory, start: int, number: int) -> None:
+    def __init__(self, memory: SharedMemory, start: int, number: int, most_readers: int) -> None:
         self._memory, self._start = memory, start
-        # For each place, what its peers write when they have read it: words, position, and number.
-        self._readers: list[list[tuple[memoryview, int, int]]] = [[] for _ in range(number)]
-        self._writes = [0] * number  # how often a place was written to
+        self._width = _FIRST_READER + 2 * most_readers
+        head = memory.address + start, number, most_readers
+        self.words = array("q", [*head, *number * self._width * [0]])
+        self._rows = range(_FIRST_ROW, len(self.words), self._width)
+        self._number_at = lru_cache(None)(ctypes.c_int64.from_address)
 
     def write(self, source: memoryview) -> tuple[int, int]:
         """Write a piece to the first free place, and return place and stamp.
 
         That place is likely to be in a cache.
         """
-        place = next(
-            place
-            for place, readers in enumerate(self._readers)
-            if all(words[at] >= number for words, at, number in readers)
-        )
-        self._readers[place].clear()
+        words = self.words
+        for place, row in enumerate(self._rows):  # noqa: B007
+            readers = range(row + _FIRST_READER, row + _FIRST_READER + 2 * words[row + 1], 2)
+            if all(self._number_at(words[at]).value >= words[at + 1] for at in readers):
+                break
+        words[row + 1] = 0
         start = self._start + place * PIECE
         self._memory.data[start : start + len(source)] = source
-        self._writes[place] += 1
-        return place, self._writes[place]
+        words[row] += 1
+        return place, words[row]
+
+    @property
+    def num_written(self) -> int:
+        """Pieces that were written so far."""
+        return sum(self.words[row] for row in self._rows)
 
     def holds(self, place: int, stamp: int) -> bool:
-        """Whether nothing else was written to a place since."""
-        return self._writes[place] == stamp
+        """Whether nothing else was written to a place since, and one more may read it."""
+        row = self._rows[place]
+        return self.words[row] == stamp and self.words[row + 1] < self.words[2]
 
-    def note_reader(self, place: int, words: memoryview, at: int, number: int) -> None:
-        """Remember that a peer has to read a place, and will then write a number."""
-        self._readers[place].append((words, at, number))
+    def note_reader(self, place: int, address: int, number: int) -> None:
+        """Remember that a peer has to read a place, and will then write a number at an address."""
+        words, row = self.words, self._rows[place]
+        at = row + _FIRST_READER + 2 * words[row + 1]
+        words[at], words[at + 1] = address, number
+        words[row + 1] += 1
 
 
 class RingSend:
@@ -223,44 +249,46 @@ class PeerChannel:
         self._life.register(life, select.POLLIN)
         self.own, self.other = own, other
         self._words, self.other_words = own.words, other.words
-        self._rank, self._num_rings = rank, 0
+        self._rank = rank
         # To the peer.
         self.pending: deque[RingSend] = deque()
-        self._next_out = DEPTH
-        self._ring_out = places.rings[peer]
-        self._ring_out_word = self._ring_out // WORD
+        self._ring_out_word = places.rings[peer] // WORD
         self._acked = places.acks[rank] // WORD  # in the peer's memory
         self._pieces = pieces
-        # Messages that the peer may still have to read in places for pieces.
-        self._unread: list[int] = []
         # The memory of short messages of a length in each entry of the ring.
-        self.outgoing = _entries(own, self._ring_out)
+        self.outgoing = _entries(own, places.rings[peer])
         # From the peer.
         self.posted: deque[RingReceive] = deque()
         self.early: dict[int, deque[RingReceive]] = {}
         self.unread: deque[RingReceive] = deque()  # that lie in the peer's memory
-        self.next_in = DEPTH
-        self._ring_in = places.rings[rank]  # in the peer's memory
-        self.word_in = self._ring_in_word = self._ring_in // WORD  # of the next message
+        self._ring_in_word = places.rings[rank] // WORD  # in the peer's memory
         self._acks = places.acks[peer] // WORD
         self._pieces_in = places.pieces
-        self._num_held = 0  # places for pieces
         # Views of places for pieces.
         self._view = lru_cache(_MOST_KNOWN)(partial(torch.frombuffer, other.data))
         self._partial: RingReceive | None = None  # whose pieces are coming
-        self.incoming = _entries(other, self._ring_in)
+        self.incoming = _entries(other, places.rings[rank])
         self._regions = PeerRegions(pid)
         self.peer_reads = False  # whether the peer can read this process's memory
         self.reads_peer = False
-        self.direct_from = 0  # bytes of a message that the peer reads here
+        here, there = own.address, other.address
+        self.state = array("q", [
+            peer, rank, here, there, here + places.rings[peer], there + places.acks[rank],
+            there + places.rings[rank], here + places.acks[peer], there + places.pieces,
+            places.num_pieces, pid, life, 0, DEPTH, DEPTH, 0, 0, 0, *PIECES * [0],
+        ])  # fmt: skip
         for entry in range(DEPTH):
             self._words[self._acks + entry] = entry
+
+    def read_from(self, nbytes: int) -> None:
+        """Let the peer read messages of so many bytes here, if it can."""
+        self.state[_DIRECT_FROM] = max(nbytes, 1) if self.peer_reads else 0
 
     # --- to the peer ----------------------------------------------------------------------
 
     def start(self, send: RingSend) -> RingSend | None:
         """Start a message; ``None`` if it is complete."""
-        number = self._next_out
+        number = self.state[_NEXT_OUT]
         entry = number & (DEPTH - 1)
         # The most frequent case comes first: a short message that has room.
         if (
@@ -276,7 +304,7 @@ class PeerChannel:
             if FENCES:
                 fence()
             words[at] = number  # now the message can be seen
-            self._next_out = number + 1
+            self.state[_NEXT_OUT] = number + 1
             return None
         send.number = send.copied = 0
         send.done = False
@@ -287,10 +315,10 @@ class PeerChannel:
 
     def flush(self) -> None:
         """Send what had no place before."""
-        before = self._next_out
+        before = self.state[_NEXT_OUT]
         while self.pending and self._put(self.pending[0]):
             self.pending.popleft()
-        if self._next_out != before:
+        if self.state[_NEXT_OUT] != before:
             fence()
             self.ring_if_needed()
 
@@ -309,10 +337,10 @@ class PeerChannel:
 
     def _put(self, send: RingSend) -> bool:
         """Write as much of a message as there is room for; return whether that is all."""
-        nbytes, words = send.nbytes, self._words
+        nbytes, words, state = send.nbytes, self._words, self.state
         is_all = False
         while not is_all:
-            number = self._next_out
+            number = state[_NEXT_OUT]
             entry = number & (DEPTH - 1)
             if self.other_words[self._acked + entry] != number - DEPTH:
                 return False
@@ -328,36 +356,37 @@ class PeerChannel:
                 words[at + 4], words[at + 5] = send.address - region.start, region.descriptor
                 words[at + 6], words[at + 7], words[at + 8] = region.identity
                 send.number, is_all = number, True
-            elif self.peer_reads and nbytes >= self.direct_from:
+            elif 0 < state[_DIRECT_FROM] <= nbytes:
                 words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
                 send.number, is_all = number, True
             else:
-                if len(self._unread) >= PIECES:
-                    self._unread = [sent for sent in self._unread if not self.is_taken(sent)]
-                    if len(self._unread) >= PIECES:
-                        return False
+                free = [at for at in _UNREAD if not state[at] or self.is_taken(state[at])]
+                if not free:
+                    return False
                 begin, count = send.copied, min(PIECE, nbytes - send.copied)
                 piece = send.pieces.get(begin)  # place and stamp
                 if piece is None or not self._pieces.holds(*piece):
                     piece = self._pieces.write(send.source[begin : begin + count])
                     send.pieces[begin] = piece
-                self._pieces.note_reader(piece[0], self.other_words, self._acked + entry, number)
+                acked = state[_ACKED] + WORD * entry
+                self._pieces.note_reader(piece[0], acked, number)
                 words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
                 words[at + 4] = piece[0]
-                self._unread.append(number)
+                state[free[0]] = number
                 send.copied += count
                 is_all = send.done = send.copied == nbytes
             words[at + 3] = send.tag
             if FENCES:
                 fence()
             words[at] = number  # now the message can be seen
-            self._next_out = number + 1
+            state[_NEXT_OUT] = number + 1
         return True
 
     def ring(self) -> None:
         """Wake the peer, if it sleeps."""
-        self._num_rings += 1
-        self.other_words[BELL] = (self._rank << 20 | self._num_rings & 0xFFFFF) & 0xFFFFFFFF
+        self.state[_NUM_RINGS] += 1
+        bell = (self._rank << 20 | self.state[_NUM_RINGS] & 0xFFFFF) & 0xFFFFFFFF
+        self.other_words[BELL] = bell
         futex_wake(self.other.address + BELL * WORD)
 
     # --- from the peer --------------------------------------------------------------------
@@ -366,13 +395,14 @@ class PeerChannel:
         """Begin to receive a message, which may have come already."""
         receive.filled = receive.number = 0
         receive.done = False
-        early = self.early.get(receive.tag) if self.early else None
-        if not early:
+        first = self.taken_early(receive.tag) if self.early else None
+        if first is None:
             self.posted.append(receive)
-            return
-        first = early.popleft()
-        if not early:
-            del self.early[receive.tag]
+        else:
+            self.meet(receive, first)
+
+    def meet(self, receive: RingReceive, first: RingReceive) -> None:
+        """Let a receive have a message that came before, as far as it is here."""
         self._check_length(receive, first.nbytes)
         if first.number:
             receive.address, receive.memory = first.address, first.memory
@@ -389,20 +419,40 @@ class PeerChannel:
         self._partial = receive
         self.posted.appendleft(receive)
 
+    def awaited(self) -> tuple[int, int]:
+        """The word in the peer's memory that shows the next message, and its number there."""
+        number = self.state[NEXT_IN]
+        return self._ring_in_word + (number & (DEPTH - 1)) * _ENTRY_WORDS, number
+
+    def taken_early(self, tag: int) -> RingReceive | None:
+        """The first message with a tag that came before it was asked for."""
+        early = self.early.get(tag)
+        if not early:
+            return None
+        first = early.popleft()
+        self.state[_NUM_EARLY] -= 1
+        if not early:
+            del self.early[tag]
+        return first
+
+    def go_on_with(self, receive: RingReceive | None) -> None:
+        """Note whose pieces are coming."""
+        self._partial = receive
+
     def has_come(self) -> bool:
         """Whether there is a message to take."""
-        return self.other_words[self.word_in] == self.next_in
+        at, number = self.awaited()
+        return self.other_words[at] == number
 
     def take(self) -> None:
         """Take the message that has come."""
         if FENCES:
             fence()
-        number, at, words = self.next_in, self.word_in, self.other_words
+        (at, number), words = self.awaited(), self.other_words
+        entry = number & (DEPTH - 1)
         what, tag = words[at + 1], words[at + 3]
         nbytes, kind = what >> 2, what & 3
-        entry = number & (DEPTH - 1)
-        self.next_in = number + 1
-        self.word_in = self._ring_in_word + (self.next_in & (DEPTH - 1)) * _ENTRY_WORDS
+        self.state[NEXT_IN] = number + 1
         posted = self.posted
         if posted and kind == _INLINE and posted[0].tag == tag and posted[0].nbytes == nbytes:
             first = posted.popleft()  # the most frequent case
@@ -414,6 +464,7 @@ class PeerChannel:
         if receive is None:
             receive = RingReceive(self, nbytes, tag, None, lent=True)  # nobody has asked for it yet
             self.early.setdefault(tag, deque()).append(receive)
+            self.state[_NUM_EARLY] += 1
         if receive.nbytes != nbytes:
             self._check_length(receive, nbytes)
         if kind == _INLINE:
@@ -425,7 +476,7 @@ class PeerChannel:
             if kind == _MAPPED:
                 self._map(receive, at)
             elif kind == _IN_PIECES:
-                self._num_held += 1
+                self.state[NUM_HELD] += 1
                 receive.memory = self.other
                 receive.address = self._pieces_in + words[at + 4] * PIECE
             receive.number, receive.done = number, receive.lent
@@ -449,7 +500,7 @@ class PeerChannel:
 
     def _holds(self, nbytes: int, count: int) -> bool:
         """Whether a message may stay in its place for pieces: one is left, for others."""
-        return count == nbytes and self._num_held < PIECES - 1
+        return count == nbytes and self.state[NUM_HELD] < PIECES - 1
 
     def _map(self, receive: RingReceive, at: int) -> None:
         """Map the region that a message lies in, or leave the message to be read remotely."""
@@ -501,7 +552,7 @@ class PeerChannel:
         if FENCES:
             fence()
         if receive.memory is self.other:  # nobody writes there before it is acknowledged
-            self._num_held -= 1
+            self.state[NUM_HELD] -= 1
         elif self.other_words[STATE] != OPEN or self.has_ended():
             raise PeerLostError("the connection was broken", peer=self.peer)
         self._acknowledge(receive.number)
@@ -525,6 +576,51 @@ class PeerChannel:
                 f"a message of {nbytes} bytes from rank {self.peer} met a receive of "
                 f"{receive.nbytes} bytes"
             )
+
+
+class Postings:
+    """Messages that are ready, as `Transport.bind` returns them; each is over before the next."""
+
+    def __init__(
+        self,
+        channels: Mapping[int, PeerChannel],
+        receives: Sequence[Message],
+        sends: Sequence[Message],
+        words: array[int],
+    ) -> None:
+        self._words = words  # of the rank
+        self.arriving = [
+            RingReceive(channels[peer], tensor.nbytes, tag, tensor, lent)
+            for peer, tensor, tag, lent in receives
+        ]
+        written: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        self.leaving = []
+        for message in sends:
+            place = message.tensor.data_ptr(), message.tensor.nbytes
+            pieces = written.setdefault(place, {})
+            self.leaving.append(RingSend(channels[message.peer], message, pieces))
+        self._starts = [(send, send.channel.start) for send in self.leaving]
+        self._long = [pieces for (_, nbytes), pieces in written.items() if nbytes > SHORT]
+        self._informed = [channels[peer] for peer in {message.peer for message in sends}]
+
+    def __call__(self, mixed: int) -> list[Handle]:
+        """Start the messages."""
+        self._words[BY_PYTHON] = 1
+        handles: list[Handle] = [*self.arriving]
+        for receive in self.arriving:
+            receive.tag = receive.base ^ mixed
+            receive.channel.post(receive)
+        for pieces in self._long:
+            pieces.clear()
+        for send, start in self._starts:
+            send.tag = send.base ^ mixed
+            handles.append(start(send))
+        if self._informed:  # when all is written, as who wakes may take the processor
+            fence()
+            for channel in self._informed:
+                if channel.other_words[SLEEPS]:
+                    channel.ring_if_needed()
+        return handles
 
 
 def _entries(memory: SharedMemory, ring: int) -> Callable[[int], list[memoryview]]:

@@ -54,6 +54,8 @@ EXCHANGED, PLACE = 256 << 10, 260 << 10
 BELL, SLEEPS, STATE, EXCHANGES = 0, 8, 16, 24
 """Numbers of the words of the control block, each on a cache line of its own."""
 _CONTROL = 256  # bytes
+NUMBER = 2
+"""The word of a rank's own, of which only its interpreters know, that counts its exchanges."""
 AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
 """A rank sleeps for nothing, or for a message of the peer above ``WHOM`` bits; with ``FOR_ROOM``
 also for room in a ring, or the end of a send."""

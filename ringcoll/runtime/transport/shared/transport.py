@@ -27,6 +27,7 @@ import errno
 import json
 import os
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
@@ -41,6 +42,7 @@ from ringcoll.runtime.machine import cores, free_bytes
 from ringcoll.runtime.rendezvous import await_ranks, parse_json, read_text, read_texts
 from ringcoll.runtime.transport.base import (
     Handle,
+    LocalWork,
     Message,
     NotYetError,
     Start,
@@ -55,6 +57,7 @@ from ringcoll.runtime.transport.shared.channel import (
     PeerChannel,
     PendingSends,
     Pieces,
+    Postings,
     RingReceive,
     RingSend,
 )
@@ -68,6 +71,7 @@ from ringcoll.runtime.transport.shared.memory import (
     EXCHANGES,
     FOR_ROOM,
     HEAD,
+    NUMBER,
     PIECE,
     PIECES,
     PLACE,
@@ -90,26 +94,33 @@ from ringcoll.runtime.transport.shared.memory import (
     read_process,
     reserve,
 )
+from ringcoll.runtime.transport.shared.program import SharedProgram, compiled, interpret
 
 _FAILED = 1 << 20  # ranks; what they count together has the failures above it
 _DIRECT_FROM = PIECES * PIECE + 1  # bytes, until a group has measured
 _FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
+_SPIN_NS, _CROWDED_SPIN_NS = 50_000, 1_000  # as long, of the interpreter in C
+_YIELD_NS = 100_000  # in which it gives the processor away before it sleeps
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
 _PROMPT_S = 0.0005  # if that took longer, for each rank of a core, so many waits do without
 _WITHOUT_YIELD, _MOST_WITHOUT_YIELD = 100, 12800
+# The words of a rank, for the interpreter in C: its memory, its board and how often it has written
+# there; how long it looks, how long it gives the processor away, the nanoseconds of `_PROMPT_S`,
+# how many waits do without, now and next, and the two limits of that.
+_CROWDED, _WITHOUT, _NEXT_WITHOUT = slice(3, 6), 6, 7
 _NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
 _SHORT_NAP_S = 0.0001  # while messages between hosts are on their way, which have to be moved
 
 
 @dataclass(slots=True, eq=False)
 class Board:
-    """The board of a rank."""
+    """The board of a rank; ``words`` hold the number of exchanges that the rank has begun."""
 
     rank: int
     memory: SharedMemory
     start: int
-    number: int = 0  # of exchanges that the rank has begun
+    words: array[int]
 
 
 def _board_places(
@@ -158,25 +169,25 @@ class BoardExchange:
         send: Tensor,
         tag: int,
     ) -> None:
-        self._board, self._words, self._tag = board, board.memory.words, tag
-        self._tensor, self._source = send, bytes_at(send.data_ptr(), send.nbytes)
+        self._board, self._words, self.tag = board, board.memory.words, tag
+        self.tensor, self._source = send, bytes_at(send.data_ptr(), send.nbytes)
         self._tags, self._places = _board_places(board.memory, board.start, send.nbytes)
-        self._receives = [
+        self.receives = [
             BoardReceive(channels[message.peer], message, board.start) for message in receives
         ]
-        self._messages = receives
-        self._channels = [receive.channel for receive in self._receives]
+        self.messages = receives
+        self._channels = [receive.channel for receive in self.receives]
         self._sent = [None] * len(receives)
         self.place = 0
 
     def __call__(self, mixed: int) -> list[Handle]:
         """Write the message, and count."""
         board, words = self._board, self._words
-        board.number = number = board.number + 1
+        board.words[NUMBER] = number = board.words[NUMBER] + 1
         self.place = place = number & 1
         self._places[place][:] = self._source
-        words[self._tags[place]] = self._tag ^ mixed
-        for receive in self._receives:
+        words[self._tags[place]] = self.tag ^ mixed
+        for receive in self.receives:
             receive.number, receive.tag, receive.done = number, receive.base ^ mixed, False
         if FENCES:
             fence()
@@ -185,19 +196,19 @@ class BoardExchange:
         for channel in self._channels:
             if channel.other_words[SLEEPS] >> WHOM == board.rank:
                 channel.ring_if_needed()
-        return [*self._receives, *self._sent]
+        return [*self.receives, *self._sent]
 
     def view(self, position: int, place: int) -> Tensor:
         """The memory in which a receive comes to a place."""
-        message, start = self._messages[position], self._board.start + place * PLACE + HEAD
-        memory = self._receives[position].channel.other.data
+        message, start = self.messages[position], self._board.start + place * PLACE + HEAD
+        memory = self.receives[position].channel.other.data
         tensor = message.tensor
         if not tensor.numel():
             return tensor
         return torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
 
 
-Awaited = RingSend | RingReceive | BoardReceive | PendingSends
+Awaited = RingSend | RingReceive | BoardReceive | PendingSends | SharedProgram
 
 
 def check() -> None:
@@ -216,14 +227,16 @@ def check_automatic() -> None:
 
 def remark() -> str:
     """The reason why the transport is slower here than it could be; empty if there is none."""
-    reason = forbids_reading()
-    return f"long messages are copied in pieces: {reason}" if reason else ""
+    reason, (_, why) = forbids_reading(), compiled()
+    reasons = [f"long messages are copied in pieces: {reason}"] if reason else []
+    return "; ".join([*reasons, *([f"programs run in Python: {why}"] if why else [])])
 
 
 def make(
     store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
 ) -> Transport:
     """Make the transport."""
+    compiled()  # raises, if the user asks for an interpreter that is not there
     return PairsTransport(SharedTransport(store, rank, world_size), store, timeout_s)
 
 
@@ -263,16 +276,16 @@ class SharedTransport(Transport):
         self.hosts: tuple[int, ...] = ()
         self._store, self._aborted = store, False
         self._pid = os.getpid()  # a process that is forked off does not have the group
-        self._memory: SharedMemory | None = None
-        self._pieces: Pieces | None = None
+        self.memory: SharedMemory | None = None
+        self.pieces: Pieces | None = None
         self._board: Board | None = None
-        self._channels: dict[int, PeerChannel] = {}
+        self.channels: dict[int, PeerChannel] = {}
         self._lives: dict[int, int] = {}  # pidfds of the peers
         self._direct_from: int | None = None
         self._spins, self._is_crowded = _SPINS, False
-        self._prompt_s = 0.0
-        self._num_without_yield = 0  # next waits that do not give the processor away
-        self._next_without_yield = _WITHOUT_YIELD
+        # `_WITHOUT`: so many next waits do not give the processor away.
+        few, most = _WITHOUT_YIELD, _MOST_WITHOUT_YIELD
+        self.words = array("q", [0, 0, 0, _SPIN_NS, 0, 0, 0, few, few, most, 1])
 
     def connect(self, timeout_s: float) -> None:
         """Map the memory of the ranks of this host; see `Transport.connect`."""
@@ -293,11 +306,14 @@ class SharedTransport(Transport):
             here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
             if len(here) > cores():
                 self._spins, self._is_crowded = _CROWDED_SPINS, True
-                self._prompt_s = _PROMPT_S * len(here) / cores()
+                self.words[_CROWDED] = array("q", [
+                    _CROWDED_SPIN_NS, _YIELD_NS, int(1e9 * _PROMPT_S * len(here) / cores())
+                ])  # fmt: skip
             places = SharedLayout(here)
-            self._memory = self._own_memory(descriptor, places, len(here))
-            self._pieces = Pieces(self._memory, places.pieces, places.num_pieces)
-            self._board = Board(rank, self._memory, places.board)
+            self.memory = self._own_memory(descriptor, places, len(here))
+            self.pieces = Pieces(self.memory, places.pieces, places.num_pieces, len(here))
+            self.words[:2] = array("q", [self.memory.address, places.board])
+            self._board = Board(rank, self.memory, places.board, self.words)
             others = [peer for peer in here if peer != rank]
             peers = {peer: parse_json(f"here/{peer}", abouts[peer], _About.of) for peer in others}
             reasons = [self._open(peer, about, places) for peer, about in peers.items()]
@@ -311,7 +327,7 @@ class SharedTransport(Transport):
             if read_text(store, "all opened") != "0":
                 why = "; ".join(filter(None, read_texts(store, [*keys.values()])))
                 raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
-            for channel in self._channels.values():
+            for channel in self.channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
             self.direct_from = _DIRECT_FROM if len(here) <= _FEW else None
             offered = [self.exchanges_to, *(about.exchanges_to for about in peers.values())]
@@ -327,8 +343,8 @@ class SharedTransport(Transport):
     @direct_from.setter
     def direct_from(self, nbytes: int | None) -> None:
         self._direct_from = nbytes
-        for channel in self._channels.values():
-            channel.direct_from = nbytes or 0
+        for channel in self.channels.values():
+            channel.read_from(nbytes or 0)
 
     def _own_memory(self, descriptor: int, places: SharedLayout, num_ranks: int) -> SharedMemory:
         """Allocate this rank's memory; so many ranks of the host allocate as much."""
@@ -348,7 +364,7 @@ class SharedTransport(Transport):
 
     def _open(self, peer: int, about: _About, places: SharedLayout) -> str:
         """Map the memory of a peer, and try to read more of it; return why it cannot be mapped."""
-        pid, own = about.pid, self._memory
+        pid, own = about.pid, self.memory
         assert own is not None
         try:
             life = self._lives[peer] = os.pidfd_open(pid)
@@ -361,9 +377,9 @@ class SharedTransport(Transport):
             raise TransportError(
                 f"rank {self.rank} cannot open the memory of rank {peer}: {error}"
             ) from error
-        assert self._pieces is not None
-        channel = PeerChannel(self.rank, peer, own, memory, places, self._pieces, pid, life)
-        self._channels[peer] = channel
+        assert self.pieces is not None
+        channel = PeerChannel(self.rank, peer, own, memory, places, self.pieces, pid, life)
+        self.channels[peer] = channel
         probe = ctypes.c_uint64()
         with contextlib.suppress(OSError):  # not allowed here: messages go in pieces
             read_process(pid, about.address, ctypes.addressof(probe), WORD)
@@ -373,43 +389,18 @@ class SharedTransport(Transport):
 
     def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Start:
         """Make messages ready; see `Transport.bind`. Each is over before it is posted again."""
-        channels = self._channels
-        arriving = [
-            RingReceive(channels[peer], tensor.nbytes, tag, tensor, lent)
-            for peer, tensor, tag, lent in receives
-        ]
-        written: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
-        leaving = []
-        for message in sends:
-            place = message.tensor.data_ptr(), message.tensor.nbytes
-            send = RingSend(channels[message.peer], message, written.setdefault(place, {}))
-            leaving.append((send, channels[message.peer].start))
-        long = [pieces for (_, nbytes), pieces in written.items() if nbytes > SHORT]
-        informed = [channels[peer] for peer in {message.peer for message in sends}]
+        return Postings(self.channels, receives, sends, self.words)
 
-        def post(mixed: int) -> list[Handle]:
-            handles: list[Handle] = [*arriving]
-            for receive in arriving:
-                receive.tag = receive.base ^ mixed
-                receive.channel.post(receive)
-            for pieces in long:
-                pieces.clear()
-            for send, start in leaving:
-                send.tag = send.base ^ mixed
-                handles.append(start(send))
-            if informed:  # when all is written, as who wakes may take the processor
-                fence()
-                for channel in informed:
-                    if channel.other_words[SLEEPS]:
-                        channel.ring_if_needed()
-            return handles
-
-        return post
+    def interpret(
+        self, items: Sequence[Any], works: Mapping[int, LocalWork]
+    ) -> SharedProgram | None:
+        """Make a program for the interpreter in C; see `Transport.interpret`."""
+        return interpret(self, items, works)
 
     def bind_exchange(self, receives: Sequence[Message], send: Tensor, tag: int) -> BoardExchange:
         """Make a message to all ranks ready; see `Transport.bind_exchange`."""
         assert self._board is not None
-        return BoardExchange(self._board, self._channels, receives, send, tag)
+        return BoardExchange(self._board, self.channels, receives, send, tag)
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
@@ -428,17 +419,17 @@ class SharedTransport(Transport):
                 message.channel.fetch(message)
                 return
             channel = message.channel
-            words, at, number = channel.other_words, channel.word_in, channel.next_in
+            words, (at, number) = channel.other_words, channel.awaited()
             for _ in repeat(None, self._spins):
                 if words[at] == number:
                     channel.take()
                     if message.done:
                         return
-                    at, number = channel.word_in, channel.next_in
+                    at, number = channel.awaited()
         else:
             is_here = any(message.look() for _ in repeat(None, self._spins))
         if not is_here:
-            self._sleep(message, timeout_s)
+            self.sleep(message, timeout_s)
 
     def view(self, handle: Handle, dtype: torch.dtype) -> Tensor | None:
         """The elements of a lent message, if it is mapped here; see `Transport.view`."""
@@ -465,25 +456,30 @@ class SharedTransport(Transport):
     def push(self, timeout_s: float) -> None:
         """Wait until all messages have room, and so reach their receivers; raises as `wait`."""
         deadline = time.monotonic() + timeout_s
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             if channel.pending:
-                self._sleep(PendingSends(channel), left_s(deadline))
+                self.sleep(PendingSends(channel), left_s(deadline))
 
-    def _sleep(self, message: Awaited, timeout_s: float) -> None:
+    def sleep(self, message: Awaited, timeout_s: float) -> None:
         """Wait for a message asleep, and serve all peers when something else happens."""
         now, until_s = time.monotonic(), self.until_s
         deadline = now + timeout_s if until_s is None else until_s
         left_s = deadline - now
-        if self._is_crowded and self._yielded(message):
+        program = message if isinstance(message, SharedProgram) else None
+        if program is None and self._is_crowded and self._yielded(message):
             return
         if until_s is None and self.gives_way is not None and self.gives_way():
             raise NotYetError
-        memory, channels, peer = self._memory, [*self._channels.values()], message.channel.peer
+        memory, peer = self.memory, message.channel.peer
+        channels = [*self.channels.values()] if program is None else []  # it serves its own
         if memory is None:
             raise PeerLostError("the connection was broken", peer=peer)
         words = memory.words
         for number in count():
-            is_for_room = type(message) is RingSend or any(channel.pending for channel in channels)
+            if program is None:
+                is_for_room = type(message) is RingSend or any(each.pending for each in channels)
+            else:
+                is_for_room = program.is_for_room
             words[SLEEPS] = peer << WHOM | (FOR_ROOM if is_for_room else 0) | ASLEEP
             fence()
             seen = words[BELL]
@@ -511,25 +507,26 @@ class SharedTransport(Transport):
 
         Where other programs are busy, that takes milliseconds, and the next waits do without.
         """
-        if self._num_without_yield > 0:
-            self._num_without_yield -= 1
+        words = self.words
+        if words[_WITHOUT] > 0:
+            words[_WITHOUT] -= 1
             return False
         begin_s = time.monotonic()
         for _ in range(_YIELDS):
             os.sched_yield()
             if message.look():
                 break
-        if time.monotonic() - begin_s < self._prompt_s:
-            self._next_without_yield = _WITHOUT_YIELD
+        if (time.monotonic() - begin_s) * 1e9 < words[_CROWDED][2]:
+            words[_NEXT_WITHOUT] = _WITHOUT_YIELD
         else:
-            self._num_without_yield = self._next_without_yield
-            self._next_without_yield = min(2 * self._next_without_yield, _MOST_WITHOUT_YIELD)
+            words[_WITHOUT] = words[_NEXT_WITHOUT]
+            words[_NEXT_WITHOUT] = min(2 * words[_NEXT_WITHOUT], _MOST_WITHOUT_YIELD)
         return message.done
 
     def _look_around(self, message: Awaited, exceeded_s: float | None) -> None:
         peer = message.channel.peer
         error: TransportError | None = None
-        states = {channel.other_words[STATE] for channel in self._channels.values()}
+        states = {channel.other_words[STATE] for channel in self.channels.values()}
         if self._aborted or BROKEN in states or message.channel.other_words[STATE] == CLOSED:
             error = PeerLostError("the connection was broken", peer=peer)
         elif message.channel.has_ended():
@@ -547,7 +544,7 @@ class SharedTransport(Transport):
         """Tell the peers that this rank's memory must not be trusted any more."""
         self._aborted = True
         free_fence()
-        memory = self._memory
+        memory = self.memory
         if memory is not None and self._pid == os.getpid():
             memory.words[SLEEPS] = AWAKE
             memory.words[STATE] = BROKEN
@@ -559,10 +556,10 @@ class SharedTransport(Transport):
         self._ring_all()
 
     def _ring_all(self) -> None:
-        memory = self._memory
+        memory = self.memory
         if memory is None or self._pid != os.getpid():
             return
-        for channel in tuple(self._channels.values()):
+        for channel in tuple(self.channels.values()):
             channel.ring()
         memory.words[BELL] = (memory.words[BELL] + 1) & 0xFFFFFFFF  # another thread may wait here
         futex_wake(memory.address + BELL * WORD)
@@ -570,13 +567,13 @@ class SharedTransport(Transport):
     def close(self) -> None:
         """Let go of the memory."""
         was_broken, self._aborted = self._aborted, True
-        memory = self._memory
+        memory = self.memory
         if memory is not None and self._pid == os.getpid():
             memory.words[STATE] = BROKEN if was_broken else CLOSED
             fence()
             self._ring_all()
-        self._memory = self._pieces = self._board = None
+        self.memory = self.pieces = self._board = None
         lives, self._lives = self._lives, {}
-        self._channels = {}
+        self.channels = {}
         for life in lives.values():
             os.close(life)
