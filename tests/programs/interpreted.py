@@ -17,7 +17,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.runtime.collectives import communicator
 from ringcoll.runtime.transport import SHORT, Message, compiled
 
-__all__ = ["after_a_strange_message", "in_a_row", "random_calls"]
+__all__ = ["after_a_strange_message", "in_a_row", "maxima", "moving", "random_calls"]
 
 _CPU = torch.device("cpu")
 _DTYPES = (
@@ -172,6 +172,52 @@ def after_a_strange_message(nbytes: int, lent: bool) -> list[str]:
         handed_over += len(counts)
     if rank == 1 and not handed_over:
         wrong.append("Python never had to go on")
+    dist.destroy_process_group(group)
+    return wrong
+
+
+def maxima() -> list[bool]:
+    """Prepared calls that Python has a part in, each between two instructions of the interpreter's."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with_interpreter("c")
+    group: Any = dist.new_group()
+    right = []
+    for algorithm in ("two_shot", "ring", "recursive_doubling", "direct"):
+        tensor = torch.empty(1000)
+        call = ringcoll.all_reduce.plan(tensor, "max", group=group, algorithm=algorithm)
+        for turn in range(6):
+            tensor.copy_(torch.arange(1000.0) * (1 if rank == turn % size else -1))
+            call()
+            right.append(torch.equal(tensor, torch.arange(1000.0)))
+    dist.destroy_process_group(group)
+    return right
+
+
+def moving(rounds: int) -> list[str]:
+    """Tensors at more places than bindings are kept for, which come back; and one whose memory moves."""
+    rank, size, wrong = dist.get_rank(), dist.get_world_size(), list[str]()
+    with_interpreter("c")
+    group: Any = dist.new_group()
+    places = [torch.zeros(50) for _ in range(rounds)]
+    for turn, place in enumerate([*places, *places[::3], *places[:5] * 4]):
+        for _ in range(6):
+            place.fill_(rank + turn)
+            ringcoll.all_reduce(place, group=group)
+            if place[-1].item() != size * turn + size * (size - 1) / 2:
+                wrong.append(f"{turn}: {place[-1]}")
+        if turn % 40 == 39:  # which needs more memory, so that all bindings are let go
+            ringcoll.all_reduce(torch.ones(1000 * turn), group=group, algorithm="ring")
+    tensor = torch.zeros(20_000)
+    call = ringcoll.all_reduce.plan(tensor, group=group)
+    for turn in range(20):
+        if turn == 10:
+            tensor.share_memory_()
+        tensor.fill_(rank + turn)
+        call()
+        if tensor[7].item() != size * turn + size * (size - 1) / 2:
+            wrong.append(f"moved, {turn}: {tensor[7]}")
+    if call.quick is None:
+        wrong.append("the call was never made as a whole")
     dist.destroy_process_group(group)
     return wrong
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +73,18 @@ def test_whole_calls_are_counted_and_give_way(pool: Any) -> None:
         assert "storage" in about["freed"]
         assert about["others"] == "done", "nothing was sent"
         assert about["closed"] == "GroupBrokenError"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_python_has_a_part_in_a_whole_call(pool: Any, world_size: int) -> None:
+    assert all(map(all, pool(world_size).run(interpreted.maxima)))
+
+
+@pytest.mark.processes
+def test_tensors_that_move_keep_their_calls_right(pool: Any) -> None:
+    """More addresses than an operation remembers, of which some come again."""
+    assert pool(2).run(interpreted.moving, 150) == [[], []]
 
 
 Pair = tuple[SharedTransport, SharedTransport]
@@ -216,6 +231,67 @@ def test_memory_that_cannot_be_read_names_the_reason(pair: Callable[[bool], Pair
     channel.other_words[at + 2] = 8  # no address of anything
     with pytest.raises(PeerLostError, match=r"the memory of rank 0 cannot be read.*Bad address"):
         receiving(receiver, 0, torch.zeros(PIECE, dtype=torch.uint8), 3)()
+
+
+def test_what_fails_while_a_rank_sleeps_is_no_success(pair: Callable[[bool], Pair]) -> None:
+    """It has to read what is not there, when its peer has woken it."""
+    sender, receiver = pair(False)
+    starting: Any = sender.bind([], [Message(1, content(0, PIECE), 3)])
+    (send,) = starting.leaving
+    send.address = 8
+    into = torch.zeros(PIECE, dtype=torch.uint8)
+    with ThreadPoolExecutor(1) as thread:
+        end = thread.submit(receiving(receiver, 0, into, 3))
+        time.sleep(0.2)
+        starting(0)
+        with pytest.raises(PeerLostError, match=r"cannot be read.*Bad address"):
+            end.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("number", [17, 40])
+def test_messages_that_nobody_has_asked_for_do_not_stop_their_sender(
+    pair: Callable[[bool], Pair], number: int
+) -> None:
+    """A rank waits in a program for its own message to be read; its peer has no room for others before."""
+    first, second = pair(False)
+    tensor = content(1, 2 * PIECE)
+    short = [content(n, 16) for n in range(number)]
+    into = torch.zeros(2 * PIECE, dtype=torch.uint8)
+
+    def busy() -> None:
+        for n, each in enumerate(short):
+            for handle in first.post([], [Message(1, each, 100 + n)]):
+                first.wait(handle, LIMIT_S)
+        receiving(first, 1, into, 3)()
+
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(busy), threads.submit(sending(second, 0, tensor, 3))]
+        assert [end.result(LIMIT_S) for end in ends] == [None, None]
+    assert torch.equal(into, tensor)
+    for n, each in enumerate(short):
+        got = torch.zeros(16, dtype=torch.uint8)
+        (handle,) = second.post([Message(0, got, 100 + n)], [])
+        second.wait(handle, LIMIT_S)
+        assert torch.equal(got, each)
+
+
+def test_a_program_can_be_collected(pair: Callable[[bool], Pair]) -> None:
+    """What it keeps may keep it: a function of the user's that knows its own call."""
+    sender, _ = pair(True)
+    sends = [Message(1, content(0, 8), 3)]
+    known: list[Any] = []
+    items: list[BoundInstruction] = [
+        Posting(sender.bind([], sends), [], sends),
+        Wait(0, 1, 0, False),
+        partial(known.append, 1),
+    ]
+    program = sender.interpret(items, {})
+    assert program is not None
+    known.append(program)
+    gone = weakref.ref(program)
+    del items, program, known
+    gc.collect()
+    assert gone() is None
 
 
 # --- which interpreter ------------------------------------------------------------------

@@ -201,8 +201,13 @@ def start(
         if key is not None and not is_prepared and _LASTING.issuperset(map(type, options)):
             member.remember(key, operation)
     limit_s = member.timeout_s if timeout is None else seconds(timeout, member)
-    quick = None if binding is None or deferred or async_op else binding.quick
-    if quick and member.run_quickly(quick, operation, tensors, limit_s):
+    is_at_once = deferred is None and not async_op
+    if (
+        binding is not None
+        and binding.quick is not None
+        and is_at_once
+        and member.run_quickly(binding, operation, tensors, limit_s)
+    ):
         return None
     results = tensors
     if is_tracked:

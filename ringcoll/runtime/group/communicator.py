@@ -125,11 +125,12 @@ class Call:
     results: list[Tensor]
     following: Iterable[Part] = ()
     num_parts: int = 1
-    # What makes the call, where nothing is unusual; functions that tell where the tensors are; and
-    # the lock that is taken meanwhile, which the queue looks for in frames.
+    # What makes the call, where nothing is unusual; functions that tell where the tensors are; the
+    # lock that is taken meanwhile, which the queue looks for in frames; the binding that it is of.
     quick: Quick | None = None
     places: tuple[Callable[[], int], ...] = ()
     serving: Any = None
+    binding: Any = None
 
     def __call__(self) -> Work | None:
         """Run the call once; return the work, if ``async_op``.
@@ -148,17 +149,14 @@ class Call:
                     return None
                 if number >= 0:
                     self.member.take_over(
-                        number, self.operation, self.tensors, self.timeout_s, quick
+                        number, self.operation, self.tensors, self.timeout_s, self.binding
                     )
                     return None
             except BaseException as error:
                 self.member.left_off(error, self.timeout_s)
                 raise
-        elif self.member.makes_whole_calls and not (self.async_op or self.following):
-            assert isinstance(self.operation, Operation)
-            self.quick = self.operation.quick_at(self.tensors)
-            self.places = tuple(tensor.data_ptr for tensor in self.tensors)
-            self.serving = self.member.serving
+        if self.member.makes_whole_calls and not (self.async_op or self.following):
+            self._find_quick()
         self._check(self.operation, self.tensors)
         if self.following and isinstance(self.following, Sequence):
             for operation, tensors in self.following:
@@ -172,6 +170,15 @@ class Call:
             self.following,
             self.num_parts,
         )
+
+    def _find_quick(self) -> None:
+        """Look for a binding that can make the call as a whole."""
+        addresses = tuple(map(Tensor.data_ptr, self.tensors))
+        bindings: Any = self.operation.bindings
+        self.binding = bindings.get(addresses)
+        self.quick = None if self.binding is None else self.binding.quick
+        self.places = tuple(tensor.data_ptr for tensor in self.tensors)
+        self.serving = self.member.serving
 
     @property
     def written(self) -> list[Tensor]:
@@ -324,20 +331,21 @@ class Communicator:
 
     def run_quickly(
         self,
-        quick: Quick,
+        binding: Binding,
         operation: Operation | Turn,
         tensors: Sequence[Tensor],
         timeout_s: float,
     ) -> bool:
         """Run an operation, where it is bound to, as a whole; whether nothing was unusual."""
         serving = self._queue.serving  # noqa: F841  # see `Queue.is_within`
+        assert binding.quick is not None
         try:
-            number = quick(None)
+            number = binding.quick(None)
             if number is None:
                 return True
             if number < 0:
                 return False
-            self.take_over(number, operation, tensors, timeout_s, quick)
+            self.take_over(number, operation, tensors, timeout_s, binding)
         except BaseException as error:
             self.left_off(error, timeout_s)
             raise
@@ -354,14 +362,14 @@ class Communicator:
         operation: Operation | Turn,
         tensors: Sequence[Tensor],
         timeout_s: float,
-        quick: Quick,
+        binding: Binding,
     ) -> None:
         """Go on with a call that has begun as a whole, and takes longer."""
         item: _Item | None = None
         serving = self._queue.serving
         try:
             try:
-                self._perform(number, operation, tensors, timeout_s, quick)
+                self._perform(number, operation, tensors, timeout_s, binding)
             except NotYetError:
                 item = self._item(operation, tensors, timeout_s, (), None, [])
                 item.number = number
@@ -378,16 +386,17 @@ class Communicator:
     def _quick(self, operation: Any, binding: Binding, tensors: Sequence[Tensor]) -> None:
         """Give a binding its function for whole calls, if its transport can make them."""
         whole, queue, progress = binding.program.interpreted, self._queue, self.progress
-        if whole is None or binding.loads or binding.stores or operation.inference:
-            return
-        words = self._words, binding.valid, operation.signature, operation.nbytes_sent, _SPREADS
         addresses = tuple(map(Tensor.data_ptr, tensors))
+        is_kept = operation.bindings.get(addresses) is binding
+        if whole is None or not is_kept or binding.loads or binding.stores or operation.inference:
+            return
+        about = operation.signature, operation.nbytes_sent, _SPREADS
         objects = (
             *(queue.serving.acquire, queue.serving.release, queue.items, observers),
             *(_profiler, "_is_profiler_enabled", progress, "last", progress.begin_run),
             *(operation, addresses, (False,), ()),
         )
-        binding.quick = whole.quick(words, objects)
+        binding.quick = whole.quick(self._words, binding.valid, about, objects)
         self.makes_whole_calls = True
 
     def remember(self, key: Any, operation: Operation) -> None:
@@ -649,7 +658,7 @@ class Communicator:
         operation: Operation | Turn,
         tensors: Sequence[Tensor],
         timeout_s: float,
-        begun: Quick | None = None,
+        begun: Binding | None = None,
     ) -> None:
         if operation.inference and not torch.is_inference_mode_enabled():
             with torch.inference_mode():  # the caller's mode, which holds for its thread only
@@ -693,8 +702,7 @@ class Communicator:
                 for load, index in binding.loads:
                     load(tensors[index])
             else:
-                assert isinstance(operation, Operation)
-                binding, tag = operation.binding_of(begun), 0
+                binding, tag = begun, 0
             program, handles = binding.program, list[Handle]()
             steps: Iterable[BoundInstruction] = iter(program.items)
             try:

@@ -204,8 +204,8 @@ class Binding:
 
     ``loads`` copy tensors in before the program runs, ``stores`` copy results out; ``wait`` is
     `Transport.wait`, ``is_over`` is `Transport.is_over`; ``last_run`` is the number of the last run
-    with this binding; ``quick`` makes whole calls with it, as long as ``valid`` holds 1: other
-    memory may take the place of what it is bound to.
+    with this binding; ``quick`` makes whole calls with it, as long as ``valid`` holds 1, and
+    counts them behind it: other memory may take the place of what it is bound to.
     """
 
     loads: Sequence[Load]
@@ -215,7 +215,13 @@ class Binding:
     is_over: Callable[[Handle], bool]
     last_run: int = 0
     quick: Quick | None = None
-    valid: array[int] = field(default_factory=lambda: array("q", [1]))
+    valid: array[int] = field(default_factory=lambda: array("q", [1, 0]))
+    num_quick: int = 0  # of the whole calls, as they were counted last
+
+    def was_quick(self) -> bool:
+        """Whether whole calls were made since this was asked."""
+        before, self.num_quick = self.num_quick, self.valid[1]
+        return self.num_quick > before
 
     def waits(self, handles: Sequence[Handle]) -> list[tuple[Wait, Callable[[], bool]]]:
         """The waits of a run, in order, each with a function: whether its message is over."""
@@ -320,15 +326,13 @@ class Operation:
 
     def forget(self) -> None:
         """Let go of all bindings."""
-        for binding in tuple(self.bindings.values()):
-            binding.valid[0] = 0
-        self.bindings.clear()
+        self._keep_only({})
 
     def move(self, lane_key: object) -> None:
         """Let go of all bindings if the next run is on another stream."""
         if self._lane_key != lane_key:
             self._lane_key = lane_key
-            self.bindings.clear()
+            self._keep_only({})
 
     def binding(
         self,
@@ -366,15 +370,6 @@ class Operation:
         binding.last_run = run
         return binding
 
-    def quick_at(self, tensors: Sequence[Tensor]) -> Quick | None:
-        """What makes whole calls of tensors that the operation is bound to."""
-        binding = self.bindings.get(tuple(map(Tensor.data_ptr, tensors)))
-        return None if binding is None else binding.quick
-
-    def binding_of(self, quick: Quick) -> Binding:
-        """The binding with a function for whole calls."""
-        return next(binding for binding in self.bindings.values() if binding.quick is quick)
-
     def _make_room(self) -> None:
         """Let go of bindings that are not used any more, before another one is made.
 
@@ -382,13 +377,18 @@ class Operation:
         the next tensor would move, and the heap would grow by a tensor a binding.
         """
         oldest = self._num_runs - _MOST_ROUNDS * (len(self.bindings) + 1)
-        self.bindings = {
+        kept = {
             places: binding
             for places, binding in self.bindings.items()
-            if self._prepared or binding.last_run >= oldest
+            if self._prepared or binding.last_run >= oldest or binding.was_quick()
         }
-        if len(self.bindings) >= _MOST_BINDINGS:
-            self.bindings.clear()
+        self._keep_only({} if len(kept) >= _MOST_BINDINGS else kept)
+
+    def _keep_only(self, kept: dict[tuple[int, ...], Binding]) -> None:
+        before, self.bindings = self.bindings, kept
+        for places, binding in before.items():
+            if places not in kept:
+                binding.valid[0] = 0
 
     def _bind(
         self,

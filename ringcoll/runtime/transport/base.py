@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -89,7 +90,9 @@ begun, and else its number: `Interpreted.go_on` goes on, in the turn that it has
 class Interpreted(Protocol):
     """A program that its transport runs: see `Transport.interpret`."""
 
-    def quick(self, words: Sequence[Any], objects: Sequence[object]) -> Quick:
+    def quick(
+        self, group: array[int], valid: array[int], about: Sequence[int], objects: Sequence[object]
+    ) -> Quick:
         """Make a function for whole calls; see `ringcoll.runtime.group.communicator`."""
 
     def adopt(self) -> int:

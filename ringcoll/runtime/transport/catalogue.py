@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def remark(self) -> str:
-        """The reason why the transport is slower here than it could be; empty if there is none."""
+        """What a user may want to know of the transport here; empty if there is nothing."""
         return str(self._function("remark", str)())
 
     @property

@@ -63,9 +63,8 @@ enum { BLOCK = 16 << 10, SCRATCH = 256 << 10, LONG = 128 << 10 }; /* bytes */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *kept;                /* what the program's addresses point to, and queues that Python uses */
+    PyObject *kept;                /* what the addresses below point to, in arrays that never grow */
     PyObject *queues;              /* a tuple of queues, which are empty unless Python is in between */
-    Py_buffer code_of, messages_of, operands_of, rank_of, places_of, *channels_of;
     word *code, *messages, *operands, *rank, *places, **channels, *first_in, *first_out, *touched;
     Py_ssize_t num_instructions, num_messages, num_channels;
     word num_posted, tag, at, result, error, peer; /* the peer that is at fault */
@@ -273,6 +272,7 @@ static int release(Program *p, word *m) {
     else {
         struct pollfd life = {(int)c[C_LIFE], POLLIN, 0};
         p->error = 0, p->peer = c[C_PEER];
+        fence(); /* it has held still until it was read */
         if (load(c[C_OTHER] + L.state * 8) != 0 || poll(&life, 1, 0) != 0) return 0;
     }
     m[M_STATE] = DONE;
@@ -283,9 +283,9 @@ static int release(Program *p, word *m) {
 /* Take the message that has come, if there is one, to where it was asked for. */
 static int take(Program *p, word channel) {
     word *c = p->channels[channel], number = c[C_NEXT_IN], slot = number & (L.depth - 1);
-    word at = c[C_RING_IN] + slot * L.entry, *entry = (word *)at;
+    word at = c[C_RING_IN] + slot * L.entry;
     if (load(at) != number) return NOTHING;
-    word nbytes = entry[1] >> 2, kind = entry[1] & 3, tag = entry[3], *m = NULL;
+    word what = load(at + 8), nbytes = what >> 2, kind = what & 3, tag = load(at + 24), *m = NULL;
     for (word i = p->first_in[channel], is_first = 1; i >= 0 && i < p->num_posted; i = message(p, i)[M_NEXT]) {
         word *other = message(p, i);
         if (other[M_STATE] != POSTED) {
@@ -302,12 +302,12 @@ static int take(Program *p, word channel) {
         move(p, m[M_ADDRESS], at + L.head, nbytes);
         m[M_STATE] = DONE;
     } else if (kind == REMOTE) {
-        m[M_SOURCE] = entry[2], m[M_NUMBER] = number, m[M_STATE] = HELD_REMOTE;
+        m[M_SOURCE] = load(at + 16), m[M_NUMBER] = number, m[M_STATE] = HELD_REMOTE;
         c[C_NEXT_IN] = number + 1;
         if (m[M_KIND] == LENT) return TAKEN;
         return read_peer(p, c, m[M_SOURCE], m[M_ADDRESS], nbytes) && release(p, m) ? TAKEN : PEER_LOST;
     } else {
-        word count = entry[2], place = entry[4];
+        word count = load(at + 16), place = load(at + 32);
         if (place < 0 || place >= c[C_NUM_PIECES] || count <= 0 || count > L.piece || count > nbytes - m[M_COUNT])
             return BAD;
         word source = c[C_PIECES_IN] + place * L.piece;
@@ -352,13 +352,18 @@ static int look(Program *p, word *m) {
 }
 
 /* Take what has come from all peers, and send what had no place. A message that nobody has asked for
-   yet waits in its ring, unless it is in the way of the one that is waited for. */
-static int serve(Program *p, word *m) {
+   yet waits in its ring, unless it is in the way of the one that is waited for; or the wait takes
+   long, and its sender waits, too. */
+static int serve(Program *p, word *m, int is_late) {
     for (Py_ssize_t i = 0; i < p->num_channels; i++) {
         int found;
         while ((found = take(p, i)) == TAKEN) continue;
-        int is_in_the_way = found == STRANGE && is_in(m) && m[M_CHANNEL] == i && m[M_STATE] == POSTED;
-        if (found < STRANGE || is_in_the_way) return found;
+        int is_in_the_way = is_in(m) && m[M_CHANNEL] == i && m[M_STATE] == POSTED;
+        if (is_late) is_in_the_way |= load(p->channels[i][C_OTHER] + L.sleeps * 8) & L.for_room;
+        if (found < STRANGE || (found == STRANGE && is_in_the_way)) {
+            tell(p);
+            return found;
+        }
         flush(p, i);
     }
     tell(p);
@@ -376,13 +381,13 @@ static int wait_for(Program *p, word *m) {
         if (!until) until = now_ns() + r[R_SPIN_NS];
         else if (now_ns() > until) break;
     }
-    if (found || (found = serve(p, m)) || !r[R_YIELD_NS]) return found;
+    if (found || (found = serve(p, m, 0)) || !r[R_YIELD_NS]) return found;
     if (r[R_WITHOUT] > 0) { r[R_WITHOUT]--; return 0; }
     word begin = now_ns(), took = 0;
     unlock(p);
     for (; !found && took < r[R_YIELD_NS]; took = now_ns() - begin) {
         sched_yield();
-        found = serve(p, m);
+        found = serve(p, m, 0);
     }
     if (took < r[R_PROMPT_NS]) r[R_NEXT_WITHOUT] = r[R_FEW];
     else {
@@ -402,10 +407,7 @@ static int combine(Program *p, const word *item) {
     word step = BLOCK, is_remote = 0;
     for (word i = 0; i < number; i++)
         is_remote |= operands[i] < 0 && message(p, -1 - operands[i])[M_STATE] == HELD_REMOTE;
-    if (is_remote) {
-        step = SCRATCH;
-        if (!p->scratch && !(p->scratch = malloc(2 * SCRATCH))) { p->error = ENOMEM; return 0; }
-    }
+    if (is_remote) step = SCRATCH;
     if (nbytes >= LONG) unlock(p);
     for (word start = 0; start < nbytes || start == 0; start += step) {
         word count = nbytes - start < step ? nbytes - start : step, total = 0;
@@ -451,7 +453,8 @@ static void exchange(Program *p, const word *item) {
     fence();
     for (word i = item[1]; i < item[1] + item[2]; i++) {
         word *c = p->channels[message(p, i)[M_CHANNEL]];
-        if (load(c[C_OTHER] + L.sleeps * 8) >> L.whom == c[C_RANK]) ring(c);
+        word sleeps = load(c[C_OTHER] + L.sleeps * 8);
+        if (sleeps && sleeps >> L.whom == c[C_RANK]) ring(c);
     }
     p->num_posted += item[2]; /* as many sends, which are over */
 }
@@ -498,7 +501,7 @@ static word run_on(Program *p) {
 
 static word run_with(Program *p, word tag) {
     p->tag = tag, p->num_posted = p->at = 0;
-    if (p->rank[R_BY_PYTHON]) { /* Python may have left messages in its queues */
+    if (p->kept && p->rank[R_BY_PYTHON]) { /* Python may have left messages in its queues */
         for (Py_ssize_t i = 0; i < PyTuple_Size(p->queues); i++)
             if (PyObject_Size(PyTuple_GetItem(p->queues, i))) return p->result = UNUSUAL;
         p->rank[R_BY_PYTHON] = 0;
@@ -515,9 +518,9 @@ static PyObject *run(Program *p, PyObject *args) {
     return PyLong_FromLongLong(tag >= 0 ? run_with(p, tag) : run_on(p));
 }
 
-/* look(): whether the message that is waited for is here, and serve all peers; or why it cannot be. */
-static PyObject *look_again(Program *p, PyObject *Py_UNUSED(args)) {
-    int found = serve(p, message(p, p->code[p->at * CODE_WORDS + 1]));
+/* look(is_late): whether the message that is waited for is here, and serve all peers; or why it cannot be. */
+static PyObject *look_again(Program *p, PyObject *is_late) {
+    int found = serve(p, message(p, p->code[p->at * CODE_WORDS + 1]), PyObject_IsTrue(is_late));
     lock(p);
     return PyLong_FromLong(found);
 }
@@ -528,59 +531,62 @@ static PyObject *facts(Program *p, void *Py_UNUSED(which)) {
         word first = p->first_out[i];
         waits |= first >= 0 && first < p->num_posted;
     }
-    if (p->at < p->num_instructions) waits |= message(p, p->code[p->at * CODE_WORDS + 1])[M_KIND] == OUT;
+    const word *item = p->code + p->at * CODE_WORDS;
+    if (p->at < p->num_instructions && item[0] == WAIT) waits |= message(p, item[1])[M_KIND] == OUT;
     return Py_BuildValue("(LLLiLL)", (long long)p->num_posted, (long long)p->error, (long long)p->peer, waits,
                          (long long)p->result, (long long)p->tag);
 }
 
+static int traverse_program(Program *p, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)p));
+    Py_VISIT(p->kept);
+    Py_VISIT(p->queues);
+    return 0;
+}
+
+static int clear_program(Program *p) {
+    p->num_instructions = p->num_channels = 0; /* nothing can be run any more */
+    Py_CLEAR(p->kept);
+    Py_CLEAR(p->queues);
+    return 0;
+}
+
 static void dealloc(Program *p) {
     PyTypeObject *type = Py_TYPE((PyObject *)p);
-    Py_buffer *buffers[] = {&p->code_of, &p->messages_of, &p->operands_of, &p->rank_of, &p->places_of};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
-        if (buffers[i]->obj) PyBuffer_Release(buffers[i]);
-    for (Py_ssize_t i = 0; p->channels_of && i < p->num_channels; i++)
-        if (p->channels_of[i].obj) PyBuffer_Release(&p->channels_of[i]);
-    free(p->channels_of), free(p->channels), free(p->first_in), free(p->touched), free(p->scratch);
+    PyObject_GC_UnTrack(p);
+    free(p->channels), free(p->first_in), free(p->touched), free(p->scratch);
     Py_XDECREF(p->kept), Py_XDECREF(p->queues);
-    freefunc release_memory = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release_memory(p);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(p);
     Py_DECREF(type);
 }
 
 static PyTypeObject *program_type;
 
-static word *words_of(PyObject *object, Py_buffer *buffer) {
-    if (PyObject_GetBuffer(object, buffer, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0) return NULL;
-    return buffer->buf;
-}
-
-/* Program(code, messages, operands, rank, places, channels, queues, kept) */
+/* Program((code, messages, operands, rank, places), (channel, ...), instructions, messages, queues, kept): arrays by
+   their addresses, and how many instructions and messages there are. */
 static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(names)) {
-    PyObject *code, *messages, *operands, *rank, *places, *channels, *queues, *kept;
-    if (!PyArg_ParseTuple(args, "OOOOOO!O!O", &code, &messages, &operands, &rank, &places, &PyTuple_Type, &channels,
-                          &PyTuple_Type, &queues, &kept))
+    PyObject *channels, *queues, *kept;
+    long long code, messages, operands, rank, places, num_instructions, num_messages;
+    if (!PyArg_ParseTuple(args, "(LLLLL)O!LLO!O", &code, &messages, &operands, &rank, &places, &PyTuple_Type, &channels,
+                          &num_instructions, &num_messages, &PyTuple_Type, &queues, &kept))
         return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Program *p = (Program *)allocate(type, 0);
+    Program *p = (Program *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!p) return NULL;
-    p->num_channels = PyTuple_Size(channels);
-    size_t n = (size_t)p->num_channels + 1;
-    p->channels_of = calloc(n, sizeof(Py_buffer)), p->channels = calloc(n, sizeof(word *));
-    p->first_in = calloc(4 * n, sizeof(word)), p->touched = calloc(n, sizeof(word));
-    p->kept = kept, p->queues = queues;
     Py_INCREF(kept), Py_INCREF(queues);
-    if (!p->channels_of || !p->channels || !p->first_in || !p->touched) {
-        PyErr_NoMemory();
-        goto failed;
+    p->kept = kept, p->queues = queues, p->code = (word *)code, p->messages = (word *)messages;
+    p->operands = (word *)operands, p->rank = (word *)rank, p->places = (word *)places;
+    p->num_instructions = num_instructions, p->num_messages = num_messages, p->num_channels = PyTuple_Size(channels);
+    size_t n = (size_t)p->num_channels + 1;
+    p->channels = calloc(n, sizeof(word *)), p->touched = calloc(n, sizeof(word));
+    p->first_in = calloc(4 * n, sizeof(word)), p->first_out = p->first_in + p->num_channels;
+    p->scratch = malloc(2 * SCRATCH); /* which takes no memory until it is used */
+    if (!p->channels || !p->first_in || !p->touched || !p->scratch) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < p->num_channels && !PyErr_Occurred(); i++)
+        p->channels[i] = (word *)PyLong_AsLongLong(PyTuple_GetItem(channels, i));
+    if (PyErr_Occurred()) {
+        Py_DECREF(p);
+        return NULL;
     }
-    p->first_out = p->first_in + p->num_channels;
-    if (!(p->code = words_of(code, &p->code_of)) || !(p->messages = words_of(messages, &p->messages_of)) ||
-        !(p->operands = words_of(operands, &p->operands_of)) || !(p->rank = words_of(rank, &p->rank_of)) ||
-        !(p->places = words_of(places, &p->places_of)))
-        goto failed;
-    p->num_instructions = p->code_of.len / 8 / CODE_WORDS, p->num_messages = p->messages_of.len / 8 / MESSAGE_WORDS;
-    for (Py_ssize_t i = 0; i < p->num_channels; i++)
-        if (!(p->channels[i] = words_of(PyTuple_GetItem(channels, i), &p->channels_of[i]))) goto failed;
     /* Chains of the messages from and to each peer, and their first ones, behind those of a run. */
     word *first = p->first_in + 2 * p->num_channels;
     for (Py_ssize_t i = 0; i < 2 * p->num_channels; i++) first[i] = -1;
@@ -591,14 +597,11 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(na
         m[M_NEXT] = *chain, *chain = i;
     }
     return (PyObject *)p;
-failed:
-    Py_DECREF(p);
-    return NULL;
 }
 
 /* --- a whole call --------------------------------------------------------------------------- */
 
-/* The words of a group, in the order of `interpreted.GroupWords`. */
+/* The words of a group: communicator.py. */
 enum { G_READY, G_ISSUED, G_HISTORY, G_SENT, G_TAKEN };
 enum { TAGS = 0x7FFFFFFF };
 
@@ -606,12 +609,11 @@ enum { TAGS = 0x7FFFFFFF };
    is unusual: it takes its turn and its number, and runs. */
 typedef struct {
     PyObject_HEAD
-    PyObject *program, *objects; /* the objects are a tuple: */
-    Py_buffer group_of, valid_of;
+    PyObject *program, *objects; /* a tuple of what is named below, and the arrays of `group` and `valid` */
     word *group, *valid, signature, nbytes_sent, spread;
 } Quick;
 enum { Q_SERVE, Q_END_SERVING, Q_ITEMS, Q_OBSERVERS, Q_PROFILER, Q_PROFILER_NAME, Q_PROGRESS, Q_LAST, Q_BEGIN_RUN,
-       Q_OPERATION, Q_ADDRESSES, Q_NOW, Q_NOTHING, NUM_OBJECTS };
+       Q_OPERATION, Q_ADDRESSES, Q_NOW, Q_NOTHING, Q_GROUP, Q_VALID, NUM_OBJECTS };
 
 static PyObject *part(Quick *q, int which) { return PyTuple_GetItem(q->objects, which); }
 
@@ -679,7 +681,7 @@ static PyObject *call(Quick *q, PyObject *args, PyObject *Py_UNUSED(names)) {
     q->group[G_HISTORY] = (word)(((uint64_t)q->group[G_HISTORY] + (uint64_t)q->signature) * (uint64_t)q->spread & TAGS);
     word result = run_with((Program *)q->program, (q->group[G_HISTORY] ^ number) & TAGS);
     if (result & 255) return PyLong_FromLongLong(number);
-    q->group[G_SENT] += q->nbytes_sent, q->group[G_TAKEN] = 0;
+    q->group[G_SENT] += q->nbytes_sent, q->group[G_TAKEN] = 0, q->valid[1]++;
     if (done(PyObject_Call(part(q, Q_END_SERVING), nothing, NULL)) < 0) return NULL;
     Py_RETURN_NONE;
 }
@@ -692,7 +694,6 @@ static int traverse(Quick *q, visitproc visit, void *arg) {
 }
 
 static int clear(Quick *q) {
-    if (q->valid) q->valid[0] = 0;
     Py_CLEAR(q->program);
     Py_CLEAR(q->objects);
     return 0;
@@ -701,33 +702,27 @@ static int clear(Quick *q) {
 static void dealloc_quick(Quick *q) {
     PyTypeObject *type = Py_TYPE((PyObject *)q);
     PyObject_GC_UnTrack(q);
-    if (q->group_of.obj) PyBuffer_Release(&q->group_of);
-    if (q->valid_of.obj) PyBuffer_Release(&q->valid_of);
     Py_XDECREF(q->program), Py_XDECREF(q->objects);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(q);
     Py_DECREF(type);
 }
 
-/* Quick(program, group, valid, signature, nbytes_sent, spread, objects) */
+/* Quick(program, group, valid, signature, nbytes_sent, spread, objects); the arrays by their addresses */
 static PyObject *make_quick(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(names)) {
-    PyObject *program, *group, *valid, *objects;
-    long long signature, nbytes_sent, spread;
-    if (!PyArg_ParseTuple(args, "OOOLLLO!", &program, &group, &valid, &signature, &nbytes_sent, &spread, &PyTuple_Type,
-                          &objects))
+    PyObject *program, *objects;
+    long long group, valid, signature, nbytes_sent, spread;
+    if (!PyArg_ParseTuple(args, "O!LLLLLO!", program_type, &program, &group, &valid, &signature, &nbytes_sent, &spread,
+                          &PyTuple_Type, &objects))
         return NULL;
-    if (PyTuple_Size(objects) != NUM_OBJECTS || Py_TYPE(program) != program_type) {
+    if (PyTuple_Size(objects) != NUM_OBJECTS) {
         PyErr_SetString(PyExc_ValueError, "not the objects of a call");
         return NULL;
     }
     Quick *q = (Quick *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!q) return NULL;
     Py_INCREF(program), Py_INCREF(objects);
-    q->program = program, q->objects = objects;
+    q->program = program, q->objects = objects, q->group = (word *)group, q->valid = (word *)valid;
     q->signature = signature, q->nbytes_sent = nbytes_sent, q->spread = spread;
-    if (!(q->group = words_of(group, &q->group_of)) || !(q->valid = words_of(valid, &q->valid_of))) {
-        Py_DECREF(q);
-        return NULL;
-    }
     return (PyObject *)q;
 }
 
@@ -745,16 +740,17 @@ static PyObject *set_layout(PyObject *Py_UNUSED(module), PyObject *numbers) {
 
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_VARARGS, "Run from the start, or go on."},
-    {"look", (PyCFunction)(void (*)(void))look_again, METH_NOARGS, "Serve all peers; what has come of the wait."},
+    {"look", (PyCFunction)(void (*)(void))look_again, METH_O, "Serve all peers; what has come of the wait."},
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef getters[] = {
     {"facts", (getter)(void (*)(void))facts, NULL, "Messages begun, last error and its peer, whether sends wait, why it has returned, tag.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot slots[] = {
+    {Py_tp_traverse, (void *)traverse_program}, {Py_tp_clear, (void *)clear_program},
     {Py_tp_new, (void *)make}, {Py_tp_dealloc, (void *)dealloc}, {Py_tp_methods, methods}, {Py_tp_getset, getters},
     {0, NULL}};
 static PyType_Spec spec = {"ringcoll.runtime.transport.shared._program.Program", sizeof(Program), 0,
-                           Py_TPFLAGS_DEFAULT, slots};
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 static PyType_Slot quick_slots[] = {
     {Py_tp_new, (void *)make_quick}, {Py_tp_dealloc, (void *)dealloc_quick}, {Py_tp_call, (void *)call},
     {Py_tp_traverse, (void *)traverse}, {Py_tp_clear, (void *)clear}, {0, NULL}};

@@ -81,6 +81,7 @@ _KIND, _TAG, _STATE, _NUMBER, _COUNT, _SOURCE = 4, 6, 7, 8, 9, 10
 _PLAIN, _LENT, _OUT, _BOARD, _BOARD_LENT = range(5)
 _IDLE, _POSTED, _DONE, _HELD, _HELD_REMOTE, _WITH_PEER = range(6)
 _END, _AT_PYTHON, _EARLY, _ASLEEP, _UNUSUAL, _LOST, _DAMAGED = range(7)
+_STRANGE, _PEER_LOST = -1, -2  # what `look` finds
 # Operators in the order of the interpreter's loops, and dtypes, by the size of what is added.
 _OPERATORS = {"sum": 0, "avg": 0, "product": 1, "min": 2, "max": 3, "band": 4, "bor": 5, "bxor": 6}
 _OF_BOOL = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}
@@ -242,10 +243,15 @@ class _Assembler:
         return True
 
 
+def _address(words: array[int]) -> int:
+    return words.buffer_info()[0]
+
+
 class SharedProgram:
     """A program that the interpreter runs; see `ringcoll.runtime.transport.Interpreted`."""
 
     done = False  # as something to wait for
+    is_late = False  # whether that takes long
 
     def __init__(self, assembler: _Assembler, module: Any) -> None:
         transport = self._transport = assembler.transport
@@ -253,28 +259,35 @@ class SharedProgram:
         self._messages, self._bound = assembler.messages, assembler.bound
         self._exchanges, self._words = assembler.exchanges, assembler.code
         pieces, channels = transport.pieces, assembler.channels
+        self.channels = channels  # which the interpreter serves
         assert pieces is not None
         queues = [
             queue
             for channel in transport.channels.values()
             for queue in (channel.posted, channel.unread, channel.pending)
         ]
+        arrays = assembler.code, self._messages, assembler.operands, transport.words, pieces.words
+        states = [channel.state for channel in channels]
         self._native = module.Program(
-            assembler.code,
-            assembler.messages,
-            assembler.operands,
-            transport.words,
-            pieces.words,
-            tuple(channel.state for channel in channels),
+            tuple(map(_address, arrays)),
+            tuple(map(_address, states)),
+            len(self._item_of),
+            len(self._bound),
             tuple(queues),
-            (assembler.items, transport.memory, channels),
+            (*arrays, *states, assembler.items, transport.memory, channels),
         )
         self._code, self._module = 0, module
+        self._is_strange = False  # whether a message has come for which only Python has a place
         self.channel: Any = None  # of the message that is waited for
 
-    def quick(self, words: Sequence[Any], objects: Sequence[object]) -> Quick:
+    def quick(
+        self, group: array[int], valid: array[int], about: Sequence[int], objects: Sequence[object]
+    ) -> Quick:
         """Make a function for whole calls; see `Interpreted`."""
-        made: Quick = self._module.Quick(self._native, *words, tuple(objects))
+        arrays = group, valid
+        made: Quick = self._module.Quick(
+            self._native, *map(_address, arrays), *about, (*objects, *arrays)
+        )
         return made
 
     def adopt(self) -> int:
@@ -302,6 +315,8 @@ class SharedProgram:
                 watch.wait = wait = self._items[item]
                 self.channel = self._bound[wait.message].channel
                 self._transport.sleep(self, max(deadline - time.monotonic(), 0.001))
+                if self._is_strange:
+                    return item, self._handles()
             elif why == _UNUSUAL:
                 return item, self._handles()
             else:
@@ -310,8 +325,12 @@ class SharedProgram:
         return None
 
     def look(self) -> bool:
-        """Whether the wait is over, or has to end."""
-        return bool(self._native.look())
+        """Whether the wait is over, or Python has to go on. Raises as `Transport.wait`."""
+        found = self._native.look(self.is_late)
+        if found < _STRANGE:
+            self._raise(_LOST if found == _PEER_LOST else _DAMAGED)
+        self._is_strange = found == _STRANGE
+        return bool(found)
 
     @property
     def is_for_room(self) -> bool:

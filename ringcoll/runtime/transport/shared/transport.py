@@ -109,6 +109,7 @@ _WITHOUT_YIELD, _MOST_WITHOUT_YIELD = 100, 12800
 # there; how long it looks, how long it gives the processor away, the nanoseconds of `_PROMPT_S`,
 # how many waits do without, now and next, and the two limits of that.
 _CROWDED, _WITHOUT, _NEXT_WITHOUT = slice(3, 6), 6, 7
+_LATE_S = 0.1  # from which on a program lets messages come that it has not asked for
 _NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
 _SHORT_NAP_S = 0.0001  # while messages between hosts are on their way, which have to be moved
 
@@ -226,10 +227,10 @@ def check_automatic() -> None:
 
 
 def remark() -> str:
-    """The reason why the transport is slower here than it could be; empty if there is none."""
+    """What interprets programs, and the reasons why the transport could be faster."""
     reason, (_, why) = forbids_reading(), compiled()
-    reasons = [f"long messages are copied in pieces: {reason}"] if reason else []
-    return "; ".join([*reasons, *([f"programs run in Python: {why}"] if why else [])])
+    remarks = [f"long messages are copied in pieces: {reason}"] if reason else []
+    return "; ".join([*remarks, f"programs run in Python: {why}" if why else "programs run in C"])
 
 
 def make(
@@ -471,15 +472,16 @@ class SharedTransport(Transport):
         if until_s is None and self.gives_way is not None and self.gives_way():
             raise NotYetError
         memory, peer = self.memory, message.channel.peer
-        channels = [*self.channels.values()] if program is None else []  # it serves its own
+        served = () if program is None else program.channels  # by the interpreter
+        channels = [each for each in self.channels.values() if each not in served]
         if memory is None:
             raise PeerLostError("the connection was broken", peer=peer)
         words = memory.words
         for number in count():
-            if program is None:
-                is_for_room = type(message) is RingSend or any(each.pending for each in channels)
-            else:
-                is_for_room = program.is_for_room
+            is_for_room = type(message) is RingSend or any(each.pending for each in channels)
+            if program is not None:
+                is_for_room = is_for_room or program.is_for_room
+                program.is_late = time.monotonic() - now > _LATE_S
             words[SLEEPS] = peer << WHOM | (FOR_ROOM if is_for_room else 0) | ASLEEP
             fence()
             seen = words[BELL]
