@@ -32,7 +32,12 @@ from tests.programs import interpreted
 
 HERE = Path(program.__file__).parent
 LIMIT_S = 20.0
-pytestmark = pytest.mark.skipif(program.compiled()[0] is None, reason="no C compiler was there")
+# Where it could have been compiled, it is there, and of this source.
+HEADER = Path(sysconfig.get_paths()["include"], "Python.h")
+pytestmark = pytest.mark.skipif(
+    shutil.which("cc") is None or not HEADER.exists(),
+    reason="no C compiler, or no header of Python",
+)
 WATCH: Any = SimpleNamespace(wait=None)
 
 
